@@ -1,0 +1,1 @@
+//! Calls, bytes and seconds per kind of operation.

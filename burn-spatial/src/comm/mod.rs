@@ -1,0 +1,140 @@
+//! How ranks talk: the [`Communicator`] trait, its counters and its errors.
+//!
+//! Two implementations: one thread a rank within a process ([`threads`]), and MPI (`mpi`, behind the feature of
+//! that name). Buffers are owned: they move into a request and come back from [`Request::wait`], which suits both.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use burn_std::DType;
+
+mod counters;
+pub mod threads;
+
+pub use counters::{CommCounters, CommSnapshot, Kind, KindCounters};
+
+/// A shared handle on a communicator.
+pub type Comm = Arc<dyn Communicator>;
+
+/// What a reduction does with the elements of all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReduceOp {
+    /// Sum.
+    Sum,
+    /// Product.
+    Prod,
+    /// Largest; NaN wins.
+    Max,
+    /// Smallest; NaN wins.
+    Min,
+    /// Logical and of booleans (bytes, non-zero is true).
+    And,
+    /// Logical or of booleans (bytes, non-zero is true).
+    Or,
+}
+
+/// What went wrong while ranks talked.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum CommError {
+    /// Another rank failed first; its cause ends the whole group.
+    #[error("rank {rank} failed: {cause}")]
+    Poisoned {
+        /// The rank that failed first, in the world communicator.
+        rank: usize,
+        /// Its message.
+        cause: String,
+    },
+    /// An MPI call returned an error class.
+    #[error("rank {rank}: {call} failed: {message}")]
+    Mpi {
+        /// The calling rank.
+        rank: usize,
+        /// The name of the MPI call.
+        call: &'static str,
+        /// MPI's own words.
+        message: String,
+    },
+    /// A message of another length than the plan says: ranks run different programs.
+    #[error("rank {rank}: received {got} bytes from rank {from} where {expected} were expected; do all ranks run the same program on the same shapes?")]
+    Length {
+        /// The receiving rank.
+        rank: usize,
+        /// The sending rank.
+        from: usize,
+        /// Bytes expected.
+        expected: usize,
+        /// Bytes received.
+        got: usize,
+    },
+    /// A collective waited longer than the watchdog allows.
+    #[error("rank {rank}: {op} waited {seconds} s; ranks that did not arrive: {missing:?}")]
+    Timeout {
+        /// The waiting rank.
+        rank: usize,
+        /// The operation.
+        op: &'static str,
+        /// How long it waited.
+        seconds: u64,
+        /// Who did not arrive, where that is known.
+        missing: Vec<usize>,
+    },
+    /// An element type no reduction exists for.
+    #[error("no reduction over elements of type {0:?}")]
+    Type(DType),
+}
+
+/// A group of ranks that exchange messages. Every method but `rank`, `size`, `abort`, `counters` and the two
+/// `start_` point-to-point calls is collective over the group, in program order.
+pub trait Communicator: Send + Sync + Debug {
+    /// This process's number in the group.
+    fn rank(&self) -> usize;
+
+    /// How many ranks the group has.
+    fn size(&self) -> usize;
+
+    /// Starts to send `data` to `to`. Messages of the same pair and tag arrive in order. Any length, 0 included.
+    fn start_send(&self, to: usize, tag: u16, data: Vec<u8>) -> Result<Box<dyn Request>, CommError>;
+
+    /// Starts to receive exactly `len` bytes from `from`.
+    fn start_recv(&self, from: usize, tag: u16, len: usize) -> Result<Box<dyn Request>, CommError>;
+
+    /// Starts an element-wise reduction over all ranks; the request yields the same bits on every rank. Elements
+    /// are of type `dtype` in native byte order; f16 and bf16 are accumulated in f32.
+    fn start_all_reduce(&self, data: Vec<u8>, dtype: DType, op: ReduceOp) -> Result<Box<dyn Request>, CommError>;
+
+    /// Every rank's bytes, in rank order; lengths may differ.
+    fn all_gather(&self, data: &[u8]) -> Result<Vec<Vec<u8>>, CommError>;
+
+    /// Every rank's bytes on `root` (in rank order), an empty vector elsewhere.
+    fn gather(&self, root: usize, data: &[u8]) -> Result<Vec<Vec<u8>>, CommError>;
+
+    /// The bytes of `root` on every rank. What other ranks pass is ignored.
+    fn broadcast(&self, root: usize, data: Vec<u8>) -> Result<Vec<u8>, CommError>;
+
+    /// Waits until every rank is here.
+    fn barrier(&self) -> Result<(), CommError>;
+
+    /// Groups of equal colour; within one, ranks are ordered by `key`, then by rank here. The new group has the
+    /// same [`Communicator::counters`].
+    fn split(&self, color: usize, key: usize) -> Result<Comm, CommError>;
+
+    /// Ends the whole job with `cause`: MPI_Abort, or poison for the threads that wait. Does not return under MPI.
+    fn abort(&self, cause: &str);
+
+    /// Calls, bytes and seconds so far, shared by all groups split from the same world, one set a rank.
+    fn counters(&self) -> &Arc<CommCounters>;
+
+    /// [`Communicator::start_all_reduce`] and its wait.
+    fn all_reduce(&self, data: Vec<u8>, dtype: DType, op: ReduceOp) -> Result<Vec<u8>, CommError> {
+        self.start_all_reduce(data, dtype, op)?.wait()
+    }
+}
+
+/// An operation under way. Dropping one is allowed and never blocks another rank.
+pub trait Request: Send {
+    /// Whether it is done; drives progress.
+    fn test(&mut self) -> Result<bool, CommError>;
+
+    /// Waits and returns the buffer: the received or reduced bytes, or the sent ones.
+    fn wait(self: Box<Self>) -> Result<Vec<u8>, CommError>;
+}

@@ -1,0 +1,1 @@
+//! One thread a rank within a process.
