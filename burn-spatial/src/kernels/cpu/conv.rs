@@ -9,7 +9,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::super::{Window, WindowAxis};
-use super::simd::{Isa, Panel, Real, VECTORS};
+use super::simd::{Dots, Isa, Panel, Real, VECTORS};
 
 /// Rows of the packed matrix (channels x taps, or positions) between two updates of the sums: a panel of that many
 /// rows stays in the first-level cache.
@@ -17,56 +17,39 @@ const DEPTH: usize = 256;
 /// Panels of one tile at most: a tile of weights is read once for all of them.
 const PANELS: usize = 4;
 
-/// One axis of a gather: position `j` with tap `t` reads source `j * step + bases[t]`, zero outside `0..source`, and
-/// writes target `start + j * spread`.
+/// One axis of a window: output `j` with tap `t` reads source `j * step + bases[t]`, zero outside `0..source`.
 struct Axis {
     count: usize,
     step: usize,
     bases: Vec<isize>,
-    /// For each tap the positions that read inside the source.
+    /// For each tap the outputs that read inside the source.
     inside: Vec<Range<usize>>,
     source: usize,
-    target: usize,
-    start: usize,
-    spread: usize,
 }
 
 impl Axis {
-    fn new(
-        count: usize,
-        step: usize,
-        bases: Vec<isize>,
-        source: usize,
-        target: usize,
-        start: usize,
-        spread: usize,
-    ) -> Axis {
+    fn new(axis: &WindowAxis) -> Axis {
+        let bases: Vec<isize> = (0..axis.kernel).map(|t| (t * axis.dilation) as isize - axis.offset).collect();
         let inside = bases
             .iter()
             .map(|&base| {
                 // First j with j * step + base >= bound.
-                let first = |bound: isize| (bound - base).max(0).unsigned_abs().div_ceil(step).min(count);
-                first(0)..first(source as isize)
+                let first = |bound: isize| (bound - base).max(0).unsigned_abs().div_ceil(axis.stride).min(axis.output);
+                first(0)..first(axis.input as isize)
             })
             .collect();
-        Axis { count, step, bases, inside, source, target, start, spread }
+        Axis { count: axis.output, step: axis.stride, bases, inside, source: axis.input }
     }
 
-    /// The axis of a forward window.
-    fn forward(axis: &WindowAxis) -> Axis {
-        let bases = (0..axis.kernel).map(|t| (t * axis.dilation) as isize - axis.offset).collect();
-        Axis::new(axis.output, axis.stride, bases, axis.input, axis.output, 0, 1)
-    }
-
-    /// The inputs `phase`, `phase + stride`, .. of a window read as a gather from its outputs, and the taps that
-    /// reach them: input q takes from output o = (q + offset - t * dilation) / stride where that is whole.
-    fn backward(axis: &WindowAxis, phase: usize) -> (Axis, Vec<usize>) {
-        let stride = axis.stride as isize;
-        let shift = |t: usize| phase as isize + axis.offset - (t * axis.dilation) as isize;
-        let taps: Vec<usize> = (0..axis.kernel).filter(|&t| shift(t).rem_euclid(stride) == 0).collect();
-        let bases = taps.iter().map(|&t| shift(t).div_euclid(stride)).collect();
-        let count = axis.input.saturating_sub(phase).div_ceil(axis.stride);
-        (Axis::new(count, 1, bases, axis.output, axis.input, phase, axis.stride), taps)
+    /// The outputs that read any of `sources`, and perhaps some between them.
+    fn outputs_of(&self, sources: &Range<usize>) -> Range<usize> {
+        let reach = |t: usize| {
+            let first = |bound: usize| (bound as isize - self.bases[t]).max(0).unsigned_abs().div_ceil(self.step);
+            first(sources.start).min(self.count)..first(sources.end).min(self.count)
+        };
+        let reached = || (0..self.bases.len()).map(reach).filter(|r| !r.is_empty());
+        let start = reached().map(|r| r.start).min().unwrap_or(0);
+        start..reached().map(|r| r.end).max().unwrap_or(start)
     }
 
     /// The source index of position `j` with tap `t`, if it is inside.
@@ -76,7 +59,7 @@ impl Axis {
     }
 }
 
-/// Positions and taps of a gather.
+/// Outputs and taps of a window.
 struct Gather([Axis; 3]);
 
 /// Positions next to each other along the width: columns `column..column + len` of a tile.
@@ -91,6 +74,10 @@ struct Run {
 }
 
 impl Gather {
+    fn new(window: &Window) -> Gather {
+        Gather([0, 1, 2].map(|i| Axis::new(&window[i])))
+    }
+
     fn positions(&self) -> usize {
         self.0.iter().map(|a| a.count).product()
     }
@@ -101,10 +88,6 @@ impl Gather {
 
     fn source(&self) -> usize {
         self.0.iter().map(|a| a.source).product()
-    }
-
-    fn target(&self) -> usize {
-        self.0.iter().map(|a| a.target).product()
     }
 
     /// The runs of `range`, numbered over all samples.
@@ -170,6 +153,39 @@ impl Gather {
                                     step => out.iter_mut().zip(x.iter().step_by(step)).for_each(|(o, x)| *o = *x),
                                 }
                             }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The adjoint of [`Gather::pack`] for one channel: adds each of the taps' rows of `width` columns to the voxels
+    /// they read. `out` holds the planes from `first` on; others are left out.
+    fn scatter<T: Real>(&self, sums: &[T], width: usize, runs: &[Run], first: usize, out: &mut [T]) {
+        let [ad, ah, aw] = &self.0;
+        let plane = ah.source * aw.source;
+        let mut rows = sums.chunks_exact(width);
+        for td in 0..ad.bases.len() {
+            for th in 0..ah.bases.len() {
+                for tw in 0..aw.bases.len() {
+                    let Some(sums) = rows.next() else { return };
+                    let inside = &aw.inside[tw];
+                    for run in runs {
+                        let Some(row) = self.row(run, td, th).and_then(|row| row.checked_sub(first * plane)) else {
+                            continue;
+                        };
+                        let lo = inside.start.clamp(run.w, run.w + run.len) - run.w;
+                        let hi = inside.end.clamp(run.w + lo, run.w + run.len) - run.w;
+                        if row >= out.len() || lo == hi {
+                            continue;
+                        }
+                        let from = row + ((run.w + lo) * aw.step).wrapping_add_signed(aw.bases[tw]);
+                        let out = &mut out[from..from + (hi - lo - 1) * aw.step + 1];
+                        let sums = &sums[run.column + lo..run.column + hi];
+                        match aw.step {
+                            1 => out.iter_mut().zip(sums).for_each(|(o, s)| *o += *s),
+                            step => out.iter_mut().step_by(step).zip(sums).for_each(|(o, s)| *o += *s),
                         }
                     }
                 }
@@ -276,9 +292,9 @@ fn gather_product<T: Real>(
     bias: Option<&[T]>,
     out: &mut [T],
 ) {
-    let (taps, target) = (gather.taps(), gather.target());
+    let (taps, each) = (gather.taps(), gather.positions());
     let (rows, inner) = (channels.target / channels.groups, channels.source / channels.groups);
-    let (depth, positions) = (inner * taps, gather.positions() * samples);
+    let (depth, positions) = (inner * taps, each * samples);
     if positions == 0 || rows == 0 {
         return;
     }
@@ -294,7 +310,6 @@ fn gather_product<T: Real>(
     let part_rows = rows.div_ceil(parts).next_multiple_of(4);
     let block = (DEPTH / taps).clamp(1, inner);
     let shared = Shared(out.as_mut_ptr());
-    let [ad, ah, aw] = &gather.0;
 
     (0..channels.groups * tiles * parts).into_par_iter().for_each(|task| {
         let (group, tile, part) = (task / (tiles * parts), task / parts % tiles, task % parts);
@@ -324,6 +339,7 @@ fn gather_product<T: Real>(
                             &Panel {
                                 a: a.as_ptr(),
                                 lda: depth,
+                                step: 1,
                                 rows: m.len(),
                                 b: packed.as_ptr(),
                                 depth: (c_end - c) * taps,
@@ -340,19 +356,13 @@ fn gather_product<T: Real>(
                 let channel = group * rows + m.start + i;
                 let bias = bias.map_or(T::default(), |b| b[channel]);
                 for (start, runs) in starts.iter().zip(&runs) {
+                    let [_, h, w] = &gather.0;
                     for run in runs {
-                        let row = (ad.start + run.d * ad.spread) * ah.target + ah.start + run.h * ah.spread;
-                        let at = (run.sample * channels.target + channel) * target
-                            + row * aw.target
-                            + aw.start
-                            + run.w * aw.spread;
+                        let at = (run.d * h.count + run.h) * w.count + run.w;
+                        let at = (run.sample * channels.target + channel) * each + at;
                         // SAFETY: a task owns its channels and positions.
-                        let out = unsafe { shared.part(at, (run.len - 1) * aw.spread + 1) };
-                        let sums = &sums[start + run.column..][..run.len];
-                        match aw.spread {
-                            1 => out.iter_mut().zip(sums).for_each(|(o, s)| *o = *s + bias),
-                            spread => out.iter_mut().step_by(spread).zip(sums).for_each(|(o, s)| *o = *s + bias),
-                        }
+                        let out = unsafe { shared.part(at, run.len) };
+                        out.iter_mut().zip(&sums[start + run.column..]).for_each(|(o, s)| *o = *s + bias);
                     }
                 }
             }
@@ -371,15 +381,15 @@ pub(crate) fn conv<T: Real>(
     window: &Window,
     groups: usize,
 ) -> Vec<T> {
-    let gather = Gather([0, 1, 2].map(|i| Axis::forward(&window[i])));
-    let mut out = vec![T::default(); samples * channels[1] * gather.target()];
+    let gather = Gather::new(window);
+    let mut out = vec![T::default(); samples * channels[1] * gather.positions()];
     let channels = Channels { source: channels[0], target: channels[1], groups };
     gather_product(isa, x, samples, &gather, &channels, weight, bias, &mut out);
     out
 }
 
-/// The gradient of x: for each phase of the strides one gather from `grad` with the taps that reach it.
-/// `channels` are those of x and of `grad`.
+/// The gradient of x: the product of the weight, turned over by its strides alone, with tiles of `grad`, each entry
+/// added to the voxel its tap reads. `channels` are those of x and of `grad`.
 pub(crate) fn conv_data_grad<T: Real>(
     isa: Isa,
     grad: &[T],
@@ -389,37 +399,71 @@ pub(crate) fn conv_data_grad<T: Real>(
     window: &Window,
     groups: usize,
 ) -> Vec<T> {
-    let (inner, outer) = (channels[0] / groups, channels[1] / groups);
-    let mut out = vec![T::default(); samples * channels[0] * window.iter().map(|a| a.input).product::<usize>()];
-    let taps: usize = window.iter().map(|a| a.kernel).product();
-    let [sd, sh, sw] = [0, 1, 2].map(|i| window[i].stride);
-    let mut matrix: Vec<T> = Vec::new();
-    for phase in 0..sd * sh * sw {
-        let phases = [phase / (sh * sw), phase / sw % sh, phase % sw];
-        let axes = [0, 1, 2].map(|i| Axis::backward(&window[i], phases[i]));
-        let reach: Vec<usize> = axes[0]
-            .1
-            .iter()
-            .flat_map(|d| axes[1].1.iter().map(move |h| d * window[1].kernel + h))
-            .flat_map(|dh| axes[2].1.iter().map(move |w| dh * window[2].kernel + w))
-            .collect();
-        if reach.is_empty() {
-            continue;
-        }
-        // [groups][inner][outer][reach] from weight [groups][outer][inner][taps].
-        let row = outer * reach.len();
-        matrix.resize(groups * inner * row, T::default());
-        matrix.par_chunks_exact_mut(row).enumerate().for_each(|(i, to)| {
-            let (g, c) = (i / inner, i % inner);
-            for (o, to) in to.chunks_exact_mut(reach.len()).enumerate() {
-                let from = &weight[((g * outer + o) * inner + c) * taps..][..taps];
-                to.iter_mut().zip(&reach).for_each(|(to, t)| *to = from[*t]);
+    let gather = Gather::new(window);
+    let (inner, depth) = (channels[0] / groups, channels[1] / groups);
+    let (taps, source, positions) = (gather.taps(), gather.source(), gather.positions());
+    let mut out = vec![T::default(); samples * channels[0] * source];
+    if out.is_empty() || positions == 0 || depth == 0 {
+        return out;
+    }
+    let [ad, ah, aw] = &gather.0;
+    let panel = VECTORS * T::lanes(isa);
+    // How the work is cut depends on the threads, the order of each sum does not: panels lie on one grid.
+    let wanted = 2 * rayon::current_num_threads();
+    let block = inner.div_ceil(wanted.div_ceil(samples * groups)).clamp(1, (DEPTH / taps).max(1));
+    let blocks = inner.div_ceil(block);
+    let slabs = wanted.div_ceil(samples * groups * blocks).clamp(1, (ad.source / 8).max(1));
+    let slab = ad.source.div_ceil(slabs);
+    let shared = Shared(out.as_mut_ptr());
+
+    (0..samples * groups * blocks * slabs).into_par_iter().for_each(|task| {
+        let (outer, first, part) = (task / (blocks * slabs), task / slabs % blocks * block, task % slabs);
+        let (sample, group) = (outer / groups, outer % groups);
+        let count = block.min(inner - first);
+        let planes = (part * slab).min(ad.source)..((part + 1) * slab).min(ad.source);
+        let area = ah.count * aw.count;
+        let reached = ad.outputs_of(&planes);
+        let a = &weight[(group * depth * inner + first) * taps..];
+        debug_assert!(a.len() >= (depth - 1) * inner * taps + count * taps);
+        with_scratch(depth * panel, count * taps * panel, |packed: &mut [T], sums: &mut [T]| {
+            for p0 in (reached.start * area / panel * panel..reached.end * area).step_by(panel) {
+                let columns = panel.min(positions - p0);
+                let vectors = columns.div_ceil(T::lanes(isa));
+                let width = vectors * T::lanes(isa);
+                for (o, packed) in packed.chunks_exact_mut(width).take(depth).enumerate() {
+                    let from = (sample * channels[1] + group * depth + o) * positions + p0;
+                    copy(&grad[from..from + columns], &mut packed[..columns]);
+                }
+                // SAFETY: the extents above; `isa` comes from `Isa::available`.
+                unsafe {
+                    T::product(
+                        isa,
+                        &Panel {
+                            a: a.as_ptr(),
+                            lda: 1,
+                            step: inner * taps,
+                            rows: count * taps,
+                            b: packed.as_ptr(),
+                            depth,
+                            vectors,
+                            c: sums.as_mut_ptr(),
+                            ldc: width,
+                            add: false,
+                        },
+                    );
+                }
+                let runs = gather.runs(p0..p0 + columns);
+                for (c, sums) in sums.chunks_exact(taps * width).take(count).enumerate() {
+                    let at = ((sample * channels[0] + group * inner + first + c) * ad.source + planes.start)
+                        * ah.source
+                        * aw.source;
+                    // SAFETY: a task owns these planes of its channels.
+                    let out = unsafe { shared.part(at, planes.len() * ah.source * aw.source) };
+                    gather.scatter(sums, width, &runs, planes.start, out);
+                }
             }
         });
-        let gather = Gather(axes.map(|(axis, _)| axis));
-        let channels = Channels { source: channels[1], target: channels[0], groups };
-        gather_product(isa, grad, samples, &gather, &channels, &matrix, None, &mut out);
-    }
+    });
     out
 }
 
@@ -434,23 +478,21 @@ pub(crate) fn conv_weight_grad<T: Real>(
     window: &Window,
     groups: usize,
 ) -> Vec<T> {
-    let gather = Gather([0, 1, 2].map(|i| Axis::forward(&window[i])));
+    let gather = Gather::new(window);
     let (inner, rows) = (channels[0] / groups, channels[1] / groups);
     let (all, positions) = (inner * gather.taps(), gather.positions());
     let size = channels[1] * all;
     if size == 0 || positions * samples == 0 {
         return vec![T::default(); size];
     }
+    if positions >= DEPTH {
+        return weight_grad_dots(isa, x, grad, samples, channels, &gather, groups);
+    }
     let panel = VECTORS * T::lanes(isa);
     let blocks: Vec<(usize, Range<usize>)> = (0..samples)
         .flat_map(|s| (0..positions).step_by(DEPTH).map(move |p| (s, p..(p + DEPTH).min(positions))))
         .collect();
-    // Few columns are cut along the positions too, into chunks that depend on the shape alone.
-    const TASKS: usize = 64;
-    const PARTIAL: usize = 1 << 18;
-    let chunks = (TASKS / (groups * all.div_ceil(24))).min(PARTIAL / size).clamp(1, blocks.len());
-    let chunk = blocks.len().div_ceil(chunks);
-    let chunks = blocks.len().div_ceil(chunk);
+    let (chunk, chunks) = chunks(blocks.len(), groups * all.div_ceil(24), size);
     let panels = (groups * all.div_ceil(panel) * chunks).div_ceil(2 * rayon::current_num_threads()).clamp(1, PANELS);
     let tiles = all.div_ceil(panels * panel);
     let mut out = vec![T::default(); chunks * size];
@@ -480,6 +522,7 @@ pub(crate) fn conv_weight_grad<T: Real>(
                             &Panel {
                                 a: a.as_ptr(),
                                 lda: positions,
+                                step: 1,
                                 rows,
                                 b: packed.as_ptr(),
                                 depth: p.len(),
@@ -499,10 +542,91 @@ pub(crate) fn conv_weight_grad<T: Real>(
             }
         });
     });
-    let (total, parts) = out.split_at_mut(size);
+    sum_parts(out, size)
+}
+
+/// Cuts `blocks` of positions, where there are fewer than enough `tasks` without, into chunks whose results of
+/// `size` entries are summed at the end: how many a chunk has and how many chunks there are. They depend on the
+/// shape alone.
+fn chunks(blocks: usize, tasks: usize, size: usize) -> (usize, usize) {
+    const TASKS: usize = 64;
+    const ENTRIES: usize = 1 << 18;
+    let chunk = blocks.div_ceil((TASKS / tasks).min(ENTRIES / size).clamp(1, blocks));
+    (chunk, blocks.div_ceil(chunk))
+}
+
+/// The sum of the parts of `size` entries each.
+fn sum_parts<T: Real>(mut all: Vec<T>, size: usize) -> Vec<T> {
+    let (total, parts) = all.split_at_mut(size);
     for part in parts.chunks_exact(size) {
         total.iter_mut().zip(part).for_each(|(t, p)| *t += *p);
     }
-    out.truncate(size);
-    out
+    all.truncate(size);
+    all
+}
+
+/// The gradient of the weight where there are many positions: windows packed as they lie, multiplied along the
+/// positions.
+fn weight_grad_dots<T: Real>(
+    isa: Isa,
+    x: &[T],
+    grad: &[T],
+    samples: usize,
+    channels: [usize; 2],
+    gather: &Gather,
+    groups: usize,
+) -> Vec<T> {
+    const BLOCK: usize = 2 * DEPTH;
+    let (inner, rows, lanes) = (channels[0] / groups, channels[1] / groups, T::lanes(isa));
+    let (taps, positions) = (gather.taps(), gather.positions());
+    let (all, size) = (inner * taps, channels[1] * inner * taps);
+    let blocks: Vec<(usize, Range<usize>)> = (0..samples)
+        .flat_map(|s| (0..positions).step_by(BLOCK).map(move |p| (s, p..(p + BLOCK).min(positions))))
+        .collect();
+    let (chunk, chunks) = chunks(blocks.len(), groups * inner, size);
+    let mut out = vec![T::default(); chunks * size];
+    let shared = Shared(out.as_mut_ptr());
+
+    (0..chunks * groups * inner).into_par_iter().for_each(|task| {
+        let (part, group, c) = (task / (groups * inner), task / inner % groups, task % inner);
+        with_scratch(
+            taps * BLOCK.next_multiple_of(lanes),
+            rows * (taps + lanes),
+            |packed: &mut [T], rest: &mut [T]| {
+                let (sums, ends) = rest.split_at_mut(rows * taps);
+                sums.fill(T::default());
+                for (sample, p) in &blocks[part * chunk..((part + 1) * chunk).min(blocks.len())] {
+                    let width = p.len().next_multiple_of(lanes);
+                    let runs = gather.runs(sample * positions + p.start..sample * positions + p.end);
+                    let packed = &mut packed[..taps * width];
+                    let channel = group * inner + c;
+                    gather.pack(x, channels[0], channel..channel + 1, &runs, width, packed);
+                    let a = &grad[(sample * channels[1] + group * rows) * positions + p.start..];
+                    let whole = p.len() / lanes * lanes;
+                    debug_assert!(a.len() >= (rows - 1) * positions + p.len());
+                    let dots = |a: *const T, lda: usize, b: *const T, len: usize, sums: &mut [T]| {
+                        let c = sums.as_mut_ptr();
+                        // SAFETY: the extents above; `isa` comes from `Isa::available`.
+                        unsafe { T::dots(isa, &Dots { a, lda, rows, b, ldb: width, columns: taps, len, c, ldc: taps }) }
+                    };
+                    dots(a.as_ptr(), positions, packed.as_ptr(), whole, sums);
+                    if whole < width {
+                        // The last positions, filled up to a vector with zeros.
+                        packed.chunks_exact_mut(width).for_each(|row| row[p.len()..].fill(T::default()));
+                        for (end, row) in ends.chunks_exact_mut(lanes).zip(a.chunks(positions)) {
+                            end.fill(T::default());
+                            end[..p.len() - whole].copy_from_slice(&row[whole..p.len()]);
+                        }
+                        dots(ends.as_ptr(), lanes, packed[whole..].as_ptr(), lanes, sums);
+                    }
+                }
+                for (i, sums) in sums.chunks_exact(taps).enumerate() {
+                    let at = part * size + (group * rows + i) * all + c * taps;
+                    // SAFETY: a task owns its channel of its part.
+                    unsafe { shared.part(at, taps) }.copy_from_slice(sums);
+                }
+            },
+        );
+    });
+    sum_parts(out, size)
 }

@@ -59,9 +59,10 @@ impl Isa {
 /// A product of a few rows with one packed panel: `c[i][j] (+)= sum over r of a[i][r] * b[r][j]`, for
 /// `rows` x `vectors * lanes` entries of c.
 pub(crate) struct Panel<T> {
-    /// Rows in natural order, `lda` apart.
+    /// Rows `lda` apart, the entries of a row `step` apart.
     pub(crate) a: *const T,
     pub(crate) lda: usize,
+    pub(crate) step: usize,
     pub(crate) rows: usize,
     /// `depth` rows of `vectors * lanes` values without gaps.
     pub(crate) b: *const T,
@@ -75,8 +76,28 @@ pub(crate) struct Panel<T> {
     pub(crate) add: bool,
 }
 
+/// Products of rows with rows: `c[i][j] += sum over p of a[i][p] * b[j][p]`, for `rows` x `columns` entries of c.
+pub(crate) struct Dots<T> {
+    /// Rows `lda` apart.
+    pub(crate) a: *const T,
+    pub(crate) lda: usize,
+    pub(crate) rows: usize,
+    /// Rows `ldb` apart.
+    pub(crate) b: *const T,
+    pub(crate) ldb: usize,
+    pub(crate) columns: usize,
+    /// Entries of each row; whole vectors.
+    pub(crate) len: usize,
+    /// Rows `ldc` apart.
+    pub(crate) c: *mut T,
+    pub(crate) ldc: usize,
+}
+
 /// Vectors in the widest panel.
 pub(crate) const VECTORS: usize = 3;
+
+/// Elements in the longest vector.
+const MAX_LANES: usize = 16;
 
 /// The element types of the CPU kernels.
 pub(crate) trait Real:
@@ -94,13 +115,19 @@ pub(crate) trait Real:
     /// `isa` must be available here, and the pointers must be valid for the extents given.
     unsafe fn product(isa: Isa, panel: &Panel<Self>);
 
+    /// Computes `dots`.
+    ///
+    /// # Safety
+    /// `isa` must be available here, and the pointers must be valid for the extents given.
+    unsafe fn dots(isa: Isa, dots: &Dots<Self>);
+
     /// `1 / n`.
     fn reciprocal(n: usize) -> Self;
 }
 
 /// A vector of elements.
 trait Vector: Copy {
-    type T: Copy;
+    type T: Real;
     const LANES: usize;
     /// Whether there are 32 registers.
     const WIDE: bool;
@@ -151,10 +178,10 @@ impl<T: Real, const L: usize> Vector for Array<T, L> {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{Panel, Vector, panel};
+    use super::{Dots, Panel, Vector, dots, panel};
 
     macro_rules! vector {
-        ($name:ident, $register:ty, $t:ty, $lanes:literal, $wide:literal, $features:literal, $run:ident, $zero:ident, $load:ident, $store:ident, $set1:ident, $fmadd:ident, $add:ident) => {
+        ($name:ident, $register:ty, $t:ty, $lanes:literal, $wide:literal, $features:literal, $run:ident, $dots:ident, $zero:ident, $load:ident, $store:ident, $set1:ident, $fmadd:ident, $add:ident) => {
             #[derive(Clone, Copy)]
             struct $name($register);
 
@@ -194,6 +221,13 @@ mod x86 {
             pub(super) unsafe fn $run(p: &Panel<$t>) {
                 unsafe { panel::<$name>(p) }
             }
+
+            /// # Safety
+            /// As [`super::Real::dots`].
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn $dots(p: &Dots<$t>) {
+                unsafe { dots::<$name>(p) }
+            }
         };
     }
 
@@ -205,6 +239,7 @@ mod x86 {
         true,
         "avx512f",
         f32x16,
+        dots_f32x16,
         _mm512_setzero_ps,
         _mm512_loadu_ps,
         _mm512_storeu_ps,
@@ -220,6 +255,7 @@ mod x86 {
         false,
         "avx2,fma",
         f32x8,
+        dots_f32x8,
         _mm256_setzero_ps,
         _mm256_loadu_ps,
         _mm256_storeu_ps,
@@ -235,6 +271,7 @@ mod x86 {
         true,
         "avx512f",
         f64x8,
+        dots_f64x8,
         _mm512_setzero_pd,
         _mm512_loadu_pd,
         _mm512_storeu_pd,
@@ -250,6 +287,7 @@ mod x86 {
         false,
         "avx2,fma",
         f64x4,
+        dots_f64x4,
         _mm256_setzero_pd,
         _mm256_loadu_pd,
         _mm256_storeu_pd,
@@ -260,7 +298,7 @@ mod x86 {
 }
 
 macro_rules! real {
-    ($t:ty, $wide:ident, $narrow:ident, $l512:literal, $l256:literal, $l128:literal) => {
+    ($t:ty, $wide:ident, $narrow:ident, $wide_dots:ident, $narrow_dots:ident, $l512:literal, $l256:literal, $l128:literal) => {
         impl Real for $t {
             const NEG_INFINITY: Self = <$t>::NEG_INFINITY;
 
@@ -287,6 +325,19 @@ macro_rules! real {
                 }
             }
 
+            unsafe fn dots(isa: Isa, p: &Dots<Self>) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    match isa {
+                        #[cfg(target_arch = "x86_64")]
+                        Isa::Avx512 => x86::$wide_dots(p),
+                        #[cfg(target_arch = "x86_64")]
+                        Isa::Avx2 => x86::$narrow_dots(p),
+                        Isa::Portable => dots::<Array<$t, $l128>>(p),
+                    }
+                }
+            }
+
             fn reciprocal(n: usize) -> Self {
                 1.0 / n as $t
             }
@@ -294,8 +345,8 @@ macro_rules! real {
     };
 }
 
-real!(f32, f32x16, f32x8, 16, 8, 4);
-real!(f64, f64x8, f64x4, 8, 4, 2);
+real!(f32, f32x16, f32x8, dots_f32x16, dots_f32x8, 16, 8, 4);
+real!(f64, f64x8, f64x4, dots_f64x8, dots_f64x4, 8, 4, 2);
 
 /// # Safety
 /// As [`Real::product`].
@@ -341,21 +392,22 @@ unsafe fn rows<V: Vector, const N: usize>(p: &Panel<V::T>) {
 unsafe fn block<V: Vector, const M: usize, const N: usize>(p: &Panel<V::T>, row: usize) {
     // SAFETY: `row + M <= p.rows`, and the caller promised the extents.
     unsafe {
-        let a = p.a.add(row * p.lda);
+        let mut a = p.a.add(row * p.lda);
         let c = p.c.add(row * p.ldc);
         let mut sums = [[V::zero(); N]; M];
         let mut b = p.b;
-        for r in 0..p.depth {
+        for _ in 0..p.depth {
             let mut x = [V::zero(); N];
             for (j, x) in x.iter_mut().enumerate() {
                 *x = V::load(b.add(j * V::LANES));
             }
             for (i, sums) in sums.iter_mut().enumerate() {
-                let w = V::splat(a.add(i * p.lda + r));
+                let w = V::splat(a.add(i * p.lda));
                 for j in 0..N {
                     sums[j] = sums[j].mul_add(w, x[j]);
                 }
             }
+            a = a.add(p.step);
             b = b.add(N * V::LANES);
         }
         for (i, sums) in sums.iter().enumerate() {
@@ -363,6 +415,81 @@ unsafe fn block<V: Vector, const M: usize, const N: usize>(p: &Panel<V::T>, row:
                 let to = c.add(i * p.ldc + j * V::LANES);
                 let sum = if p.add { V::load(to).add(*sum) } else { *sum };
                 sum.store(to);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`Real::dots`].
+#[inline(always)]
+unsafe fn dots<V: Vector>(p: &Dots<V::T>) {
+    let mut j = 0;
+    // SAFETY: `j + N <= p.columns` for each block.
+    unsafe {
+        while p.columns - j >= 3 {
+            dot_rows::<V, 3>(p, j);
+            j += 3;
+        }
+        while p.columns - j >= 1 {
+            dot_rows::<V, 1>(p, j);
+            j += 1;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn dot_rows<V: Vector, const N: usize>(p: &Dots<V::T>, column: usize) {
+    let mut i = 0;
+    // SAFETY: `i + M <= p.rows` for each block.
+    unsafe {
+        if V::WIDE {
+            while p.rows - i >= 8 {
+                dot_block::<V, 8, N>(p, i, column);
+                i += 8;
+            }
+        }
+        while p.rows - i >= 4 {
+            dot_block::<V, 4, N>(p, i, column);
+            i += 4;
+        }
+        while p.rows - i >= 1 {
+            dot_block::<V, 1, N>(p, i, column);
+            i += 1;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn dot_block<V: Vector, const M: usize, const N: usize>(p: &Dots<V::T>, row: usize, column: usize) {
+    // SAFETY: the block lies within the rows and columns, and the caller promised the extents.
+    unsafe {
+        let mut a = p.a.add(row * p.lda);
+        let mut b = p.b.add(column * p.ldb);
+        let mut sums = [[V::zero(); N]; M];
+        for _ in 0..p.len / V::LANES {
+            let mut x = [V::zero(); N];
+            for (j, x) in x.iter_mut().enumerate() {
+                *x = V::load(b.add(j * p.ldb));
+            }
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let g = V::load(a.add(i * p.lda));
+                for j in 0..N {
+                    sums[j] = sums[j].mul_add(g, x[j]);
+                }
+            }
+            a = a.add(V::LANES);
+            b = b.add(V::LANES);
+        }
+        for (i, sums) in sums.iter().enumerate() {
+            for (j, sum) in sums.iter().enumerate() {
+                let mut lanes = [V::T::default(); MAX_LANES];
+                sum.store(lanes.as_mut_ptr());
+                let mut total = lanes[0];
+                for lane in &lanes[1..V::LANES] {
+                    total += *lane;
+                }
+                *p.c.add((row + i) * p.ldc + column + j) += total;
             }
         }
     }
