@@ -1,3 +1,7 @@
-//! What is checked across ranks: the same functions run on threads (`cargo test`) and under `mpirun` (the binaries).
+//! What is checked across ranks: the same functions run on threads (`cargo test`) and under `mpirun` (the binaries),
+//! against fixtures with right values and against one rank.
+#![warn(missing_docs)]
 
 pub mod comm_checks;
+pub mod fixtures;
+pub mod npz;

@@ -1,4 +1,16 @@
 //! Local compute that the inner backend lacks or does slowly: window operations on one rank's block.
+//!
+//! On `Flex` with f32 or f64 they run on own SIMD kernels; `BURN_SPATIAL_ISA` = `avx512`, `avx2` or `portable` forces
+//! one of the instruction sets this machine has. Anything else runs on the bodies in [`generic`], made of Burn ops.
+
+use std::any::Any;
+
+use burn_backend::tensor::{FloatTensor, IntTensor};
+use burn_backend::{Backend, DType, TensorMetadata};
+use burn_flex::FlexTensor;
+
+mod cpu;
+pub mod generic;
 
 /// One axis of a window operation on a block. Tap `t` of output `o` reads input `o * stride + t * dilation - offset`;
 /// what lies outside `0..input` is padding.
@@ -18,5 +30,182 @@ pub struct WindowAxis {
     pub offset: isize,
 }
 
+impl WindowAxis {
+    /// Inputs from the first to the last one read, padding included.
+    pub fn span(&self) -> usize {
+        self.output.saturating_sub(1) * self.stride + (self.kernel - 1) * self.dilation + 1
+    }
+}
+
 /// Depth, height and width.
 pub type Window = [WindowAxis; 3];
+
+/// What an average divides by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Count {
+    /// The number of taps.
+    Padded,
+    /// The number of taps that read inside the input block.
+    Inside,
+}
+
+/// How many taps of output `o` read inside the block.
+pub(crate) fn taps_inside(axis: &WindowAxis, o: usize) -> usize {
+    let start = (o * axis.stride) as isize - axis.offset;
+    (0..axis.kernel).filter(|t| (0..axis.input as isize).contains(&(start + (t * axis.dilation) as isize))).count()
+}
+
+/// `t`, contiguous, if it is a tensor the CPU kernels work on.
+fn flex<T: 'static>(t: &T) -> Option<FlexTensor> {
+    let t = (t as &dyn Any).downcast_ref::<FlexTensor>()?;
+    matches!(t.dtype(), DType::F32 | DType::F64).then(|| t.to_contiguous())
+}
+
+/// The backend's primitive, which is a Flex tensor wherever [`flex`] gave one.
+fn primitive<T: 'static>(t: FlexTensor) -> T {
+    let mut t = Some(t);
+    let slot: &mut dyn Any = &mut t;
+    slot.downcast_mut::<Option<T>>().and_then(Option::take).expect("a Flex primitive")
+}
+
+/// Runs `$body` with `$t` the element type of the Flex tensor `$x`.
+macro_rules! typed {
+    ($x:expr, $t:ident => $body:expr) => {
+        match $x.dtype() {
+            DType::F64 => {
+                type $t = f64;
+                $body
+            }
+            _ => {
+                type $t = f32;
+                $body
+            }
+        }
+    };
+}
+
+fn inputs(window: &Window) -> [usize; 3] {
+    window.map(|a| a.input)
+}
+
+fn outputs(window: &Window) -> [usize; 3] {
+    window.map(|a| a.output)
+}
+
+/// `[n, c]` of a tensor and the extents given.
+fn with_extents(n: usize, c: usize, [d, h, w]: [usize; 3]) -> [usize; 5] {
+    [n, c, d, h, w]
+}
+
+/// Convolution of a block. x `[N, Cin, in..]`, weight `[Cout, Cin / groups, kernel..]`, bias `[Cout]` ->
+/// `[N, Cout, out..]`.
+pub fn conv3d<B: Backend>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: Option<FloatTensor<B>>,
+    window: &Window,
+    groups: usize,
+) -> FloatTensor<B> {
+    let bias_flex = bias.as_ref().map(flex);
+    let (Some(fx), Some(fw)) = (flex(&x), flex(&weight)) else {
+        return generic::conv3d::<B>(x, weight, bias, window, groups);
+    };
+    let (Some(fb), true) = (bias_flex.map_or(Some(None), |b| b.map(Some)), fx.dtype() == fw.dtype()) else {
+        return generic::conv3d::<B>(x, weight, bias, window, groups);
+    };
+    let [n, cin, cout] = [x.shape()[0], x.shape()[1], weight.shape()[0]];
+    primitive(typed!(fx, T => {
+        let bias = fb.as_ref().map(cpu::slice::<T>);
+        let out = cpu::conv::<T>(cpu::Isa::get(), cpu::slice(&fx), cpu::slice(&fw), bias, n, [cin, cout], window, groups);
+        cpu::tensor(out, with_extents(n, cout, outputs(window)))
+    }))
+}
+
+/// The gradient of [`conv3d`]'s x: grad `[N, Cout, out..]` -> `[N, Cin, in..]`.
+pub fn conv3d_data_grad<B: Backend>(
+    grad: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    window: &Window,
+    groups: usize,
+) -> FloatTensor<B> {
+    let (Some(fg), Some(fw)) = (flex(&grad), flex(&weight)) else {
+        return generic::conv3d_data_grad::<B>(grad, weight, window, groups);
+    };
+    let [n, cin, cout] = [grad.shape()[0], weight.shape()[1] * groups, weight.shape()[0]];
+    primitive(typed!(fg, T => {
+        let out = cpu::conv_data_grad::<T>(cpu::Isa::get(), cpu::slice(&fg), cpu::slice(&fw), n, [cin, cout], window, groups);
+        cpu::tensor(out, with_extents(n, cin, inputs(window)))
+    }))
+}
+
+/// The gradient of [`conv3d`]'s weight, of shape `weight_shape`, from x `[N, Cin, in..]` and grad `[N, Cout, out..]`.
+pub fn conv3d_weight_grad<B: Backend>(
+    x: FloatTensor<B>,
+    grad: FloatTensor<B>,
+    weight_shape: [usize; 5],
+    window: &Window,
+    groups: usize,
+) -> FloatTensor<B> {
+    let (Some(fx), Some(fg)) = (flex(&x), flex(&grad)) else {
+        return generic::conv3d_weight_grad::<B>(x, grad, weight_shape, window, groups);
+    };
+    let [n, cin, cout] = [x.shape()[0], x.shape()[1], weight_shape[0]];
+    primitive(typed!(fx, T => {
+        let out = cpu::conv_weight_grad::<T>(cpu::Isa::get(), cpu::slice(&fx), cpu::slice(&fg), n, [cin, cout], window, groups);
+        cpu::tensor(out, weight_shape)
+    }))
+}
+
+/// The largest value of each window of x `[N, C, in..]`, and its flat position in the whole volume of D x H x W
+/// voxels as I64; the block's voxel (0, 0, 0) lies at `origin` of the volume. Padding is minus infinity, the first
+/// maximum in scan order wins, NaN propagates. A window without input gives minus infinity and position -1.
+pub fn max_pool3d<B: Backend>(
+    x: FloatTensor<B>,
+    window: &Window,
+    origin: [isize; 3],
+    volume: [usize; 3],
+) -> (FloatTensor<B>, IntTensor<B>) {
+    let Some(fx) = flex(&x) else { return generic::max_pool3d::<B>(x, window, origin, volume) };
+    let shape = with_extents(x.shape()[0], x.shape()[1], outputs(window));
+    typed!(fx, T => {
+        let (out, at) = cpu::max::<T>(cpu::slice(&fx), window, origin, volume);
+        (primitive(cpu::tensor(out, shape)), primitive(cpu::tensor(at, shape)))
+    })
+}
+
+/// The gradient of [`max_pool3d`]: adds grad `[N, C, out..]` to the voxels that `indices` name, giving
+/// `[N, C, in..]`. Positions outside the block are left out.
+pub fn max_pool3d_grad<B: Backend>(
+    grad: FloatTensor<B>,
+    indices: IntTensor<B>,
+    window: &Window,
+    origin: [isize; 3],
+    volume: [usize; 3],
+) -> FloatTensor<B> {
+    let at = (&indices as &dyn Any)
+        .downcast_ref::<FlexTensor>()
+        .filter(|i| i.dtype() == DType::I64)
+        .map(FlexTensor::to_contiguous);
+    let (Some(fg), Some(at)) = (flex(&grad), at) else {
+        return generic::max_pool3d_grad::<B>(grad, indices, window, origin, volume);
+    };
+    let shape = with_extents(grad.shape()[0], grad.shape()[1], inputs(window));
+    primitive(typed!(fg, T => {
+        let out = cpu::max_grad::<T>(cpu::slice(&fg), at.storage(), window, origin, volume);
+        cpu::tensor(out, shape)
+    }))
+}
+
+/// The mean of each window of x `[N, C, in..]`; padding adds nothing. A window without input gives 0.
+pub fn avg_pool3d<B: Backend>(x: FloatTensor<B>, window: &Window, count: Count) -> FloatTensor<B> {
+    let Some(fx) = flex(&x) else { return generic::avg_pool3d::<B>(x, window, count) };
+    let shape = with_extents(x.shape()[0], x.shape()[1], outputs(window));
+    primitive(typed!(fx, T => cpu::tensor(cpu::average::<T>(cpu::slice(&fx), window, count), shape)))
+}
+
+/// The gradient of [`avg_pool3d`]: grad `[N, C, out..]` -> `[N, C, in..]`.
+pub fn avg_pool3d_grad<B: Backend>(grad: FloatTensor<B>, window: &Window, count: Count) -> FloatTensor<B> {
+    let Some(fg) = flex(&grad) else { return generic::avg_pool3d_grad::<B>(grad, window, count) };
+    let shape = with_extents(grad.shape()[0], grad.shape()[1], inputs(window));
+    primitive(typed!(fg, T => cpu::tensor(cpu::average_grad::<T>(cpu::slice(&fg), window, count), shape)))
+}

@@ -1,0 +1,632 @@
+//! Convolution and its gradients as matrix products over small packed tiles of shifted windows: no column buffer of
+//! the whole activation, only tiles of at most a few hundred kilobytes a thread.
+//!
+//! Every result is a sum in an order that depends on shapes and the instruction set alone, never on threads.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::super::{Window, WindowAxis};
+use super::simd::{Dots, Isa, Panel, Real, VECTORS};
+
+/// Rows of the packed matrix (channels x taps, or positions) between two updates of the sums: a panel of that many
+/// rows stays in the first-level cache.
+const DEPTH: usize = 256;
+/// Panels of one tile at most: a tile of weights is read once for all of them.
+const PANELS: usize = 4;
+
+/// One axis of a window: output `j` with tap `t` reads source `j * step + bases[t]`, zero outside `0..source`.
+struct Axis {
+    count: usize,
+    step: usize,
+    bases: Vec<isize>,
+    /// For each tap the outputs that read inside the source.
+    inside: Vec<Range<usize>>,
+    source: usize,
+}
+
+impl Axis {
+    fn new(axis: &WindowAxis) -> Axis {
+        let bases: Vec<isize> = (0..axis.kernel).map(|t| (t * axis.dilation) as isize - axis.offset).collect();
+        let inside = bases
+            .iter()
+            .map(|&base| {
+                // First j with j * step + base >= bound.
+                let first = |bound: isize| (bound - base).max(0).unsigned_abs().div_ceil(axis.stride).min(axis.output);
+                first(0)..first(axis.input as isize)
+            })
+            .collect();
+        Axis { count: axis.output, step: axis.stride, bases, inside, source: axis.input }
+    }
+
+    /// The outputs that read any of `sources`, and perhaps some between them.
+    fn outputs_of(&self, sources: &Range<usize>) -> Range<usize> {
+        let reach = |t: usize| {
+            let first = |bound: usize| (bound as isize - self.bases[t]).max(0).unsigned_abs().div_ceil(self.step);
+            first(sources.start).min(self.count)..first(sources.end).min(self.count)
+        };
+        let reached = || (0..self.bases.len()).map(reach).filter(|r| !r.is_empty());
+        let start = reached().map(|r| r.start).min().unwrap_or(0);
+        start..reached().map(|r| r.end).max().unwrap_or(start)
+    }
+
+    /// The source index of position `j` with tap `t`, if it is inside.
+    #[inline]
+    fn read(&self, j: usize, t: usize) -> Option<usize> {
+        self.inside[t].contains(&j).then(|| (j * self.step).wrapping_add_signed(self.bases[t]))
+    }
+}
+
+/// Outputs and taps of a window.
+struct Gather([Axis; 3]);
+
+/// Positions next to each other along the width: columns `column..column + len` of a tile.
+#[derive(Clone, Copy)]
+struct Run {
+    sample: usize,
+    d: usize,
+    h: usize,
+    w: usize,
+    column: usize,
+    len: usize,
+}
+
+impl Gather {
+    fn new(window: &Window) -> Gather {
+        Gather([0, 1, 2].map(|i| Axis::new(&window[i])))
+    }
+
+    fn positions(&self) -> usize {
+        self.0.iter().map(|a| a.count).product()
+    }
+
+    fn taps(&self) -> usize {
+        self.0.iter().map(|a| a.bases.len()).product()
+    }
+
+    fn source(&self) -> usize {
+        self.0.iter().map(|a| a.source).product()
+    }
+
+    /// The runs of `range`, numbered over all samples.
+    fn runs(&self, range: Range<usize>) -> Vec<Run> {
+        let [_, h, w] = [0, 1, 2].map(|i| self.0[i].count);
+        let each = self.positions();
+        let mut runs = Vec::with_capacity(range.len() / w + 2);
+        let mut p = range.start;
+        while p < range.end {
+            let within = p % each;
+            let (row, x) = (within / w, within % w);
+            let len = (w - x).min(range.end - p);
+            runs.push(Run { sample: p / each, d: row / h, h: row % h, w: x, column: p - range.start, len });
+            p += len;
+        }
+        runs
+    }
+
+    /// The source row that `run` reads with the taps `td` and `th`, if it is inside.
+    #[inline]
+    fn row(&self, run: &Run, td: usize, th: usize) -> Option<usize> {
+        let [d, h, w] = &self.0;
+        Some((d.read(run.d, td)? * h.source + h.read(run.h, th)?) * w.source)
+    }
+
+    /// Writes `channels` x taps rows of `width` columns: what each tap reads for each position. Channel c of sample s
+    /// starts at `(s * per_sample + c) * source`.
+    fn pack<T: Real>(
+        &self,
+        x: &[T],
+        per_sample: usize,
+        channels: Range<usize>,
+        runs: &[Run],
+        width: usize,
+        out: &mut [T],
+    ) {
+        let [ad, ah, aw] = &self.0;
+        let source = self.source();
+        let mut rows = out.chunks_exact_mut(width);
+        for c in channels {
+            for td in 0..ad.bases.len() {
+                for th in 0..ah.bases.len() {
+                    for tw in 0..aw.bases.len() {
+                        let Some(out) = rows.next() else { return };
+                        let inside = &aw.inside[tw];
+                        for run in runs {
+                            let out = &mut out[run.column..run.column + run.len];
+                            let Some(row) = self.row(run, td, th) else {
+                                out.fill(T::default());
+                                continue;
+                            };
+                            let from = (run.sample * per_sample + c) * source + row;
+                            let lo = inside.start.clamp(run.w, run.w + run.len) - run.w;
+                            let hi = inside.end.clamp(run.w + lo, run.w + run.len) - run.w;
+                            out[..lo].fill(T::default());
+                            out[hi..].fill(T::default());
+                            if hi > lo {
+                                let first = ((run.w + lo) * aw.step).wrapping_add_signed(aw.bases[tw]);
+                                let out = &mut out[lo..hi];
+                                let x = &x[from + first..from + first + (hi - lo - 1) * aw.step + 1];
+                                match aw.step {
+                                    1 => copy(x, out),
+                                    step => out.iter_mut().zip(x.iter().step_by(step)).for_each(|(o, x)| *o = *x),
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The adjoint of [`Gather::pack`] for one channel: adds each of the taps' rows of `width` columns to the voxels
+    /// they read. `out` holds the planes from `first` on; others are left out.
+    fn scatter<T: Real>(&self, sums: &[T], width: usize, runs: &[Run], first: usize, out: &mut [T]) {
+        let [ad, ah, aw] = &self.0;
+        let plane = ah.source * aw.source;
+        let mut rows = sums.chunks_exact(width);
+        for td in 0..ad.bases.len() {
+            for th in 0..ah.bases.len() {
+                for tw in 0..aw.bases.len() {
+                    let Some(sums) = rows.next() else { return };
+                    let inside = &aw.inside[tw];
+                    for run in runs {
+                        let Some(row) = self.row(run, td, th).and_then(|row| row.checked_sub(first * plane)) else {
+                            continue;
+                        };
+                        let lo = inside.start.clamp(run.w, run.w + run.len) - run.w;
+                        let hi = inside.end.clamp(run.w + lo, run.w + run.len) - run.w;
+                        if row >= out.len() || lo == hi {
+                            continue;
+                        }
+                        let from = row + ((run.w + lo) * aw.step).wrapping_add_signed(aw.bases[tw]);
+                        let out = &mut out[from..from + (hi - lo - 1) * aw.step + 1];
+                        let sums = &sums[run.column + lo..run.column + hi];
+                        match aw.step {
+                            1 => out.iter_mut().zip(sums).for_each(|(o, s)| *o += *s),
+                            step => out.iter_mut().step_by(step).zip(sums).for_each(|(o, s)| *o += *s),
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Like [`Gather::pack`] turned over: rows are positions, and the columns from 0 are `columns` of the numbering
+    /// (channel, depth tap, height tap, width tap).
+    fn pack_transposed<T: Real>(
+        &self,
+        x: &[T],
+        per_sample: usize,
+        first_channel: usize,
+        columns: Range<usize>,
+        runs: &[Run],
+        width: usize,
+        out: &mut [T],
+    ) {
+        let [_, ah, aw] = &self.0;
+        let (kh, kw, taps, source) = (ah.bases.len(), aw.bases.len(), self.taps(), self.source());
+        for (i, column) in columns.enumerate() {
+            let (c, tap) = (first_channel + column / taps, column % taps);
+            let (td, th, tw) = (tap / (kh * kw), tap / kw % kh, tap % kw);
+            for run in runs {
+                let mut out = out[run.column * width..(run.column + run.len) * width].iter_mut().skip(i).step_by(width);
+                let row = self.row(run, td, th);
+                let inside = if row.is_some() { aw.inside[tw].clone() } else { 0..0 };
+                let lo = inside.start.clamp(run.w, run.w + run.len) - run.w;
+                let hi = inside.end.clamp(run.w + lo, run.w + run.len) - run.w;
+                out.by_ref().take(lo).for_each(|o| *o = T::default());
+                if let (Some(row), true) = (row, hi > lo) {
+                    let from = (run.sample * per_sample + c) * source + row;
+                    let from = from + ((run.w + lo) * aw.step).wrapping_add_signed(aw.bases[tw]);
+                    let x = &x[from..from + (hi - lo - 1) * aw.step + 1];
+                    out.by_ref().take(hi - lo).zip(x.iter().step_by(aw.step)).for_each(|(o, x)| *o = *x);
+                }
+                out.take(run.len - hi).for_each(|o| *o = T::default());
+            }
+        }
+    }
+}
+
+/// A copy that stays a loop: most are too short for a call.
+#[inline(always)]
+fn copy<T: Copy>(from: &[T], to: &mut [T]) {
+    let mut from = from.chunks_exact(8);
+    let mut to = to.chunks_exact_mut(8);
+    for (from, to) in from.by_ref().zip(to.by_ref()) {
+        for i in 0..8 {
+            to[i] = from[i];
+        }
+    }
+    for (from, to) in from.remainder().iter().zip(to.into_remainder()) {
+        *to = *from;
+    }
+}
+
+/// Disjoint parts of one buffer, written by several threads.
+#[derive(Clone, Copy)]
+struct Shared<T>(*mut T);
+// SAFETY: each task writes its own elements.
+unsafe impl<T: Send> Send for Shared<T> {}
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    /// # Safety
+    /// `at..at + len` must lie in the buffer and be written by no one else meanwhile.
+    #[allow(clippy::mut_from_ref, reason = "the caller promises disjoint parts")]
+    unsafe fn part(&self, at: usize, len: usize) -> &mut [T] {
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(at), len) }
+    }
+}
+
+/// Runs `f` on two buffers that this thread keeps from call to call; their contents are arbitrary numbers.
+fn with_scratch<T: Real, R>(packed: usize, sums: usize, f: impl FnOnce(&mut [T], &mut [T]) -> R) -> R {
+    thread_local!(static SCRATCH: RefCell<Vec<f64>> = const { RefCell::new(Vec::new()) });
+    SCRATCH.with_borrow_mut(|scratch| {
+        let need = (packed + sums) * size_of::<T>() / size_of::<f64>() + 1;
+        if scratch.len() < need {
+            scratch.resize(need, 0.0);
+        }
+        let (packed, rest) = bytemuck::cast_slice_mut::<f64, T>(scratch).split_at_mut(packed);
+        f(packed, &mut rest[..sums])
+    })
+}
+
+/// How a convolution of `groups` groups maps `source` channels onto `target` channels.
+struct Channels {
+    source: usize,
+    target: usize,
+    groups: usize,
+}
+
+/// `out[target channel][position] = bias + sum over source channels and taps of matrix * gathered x`. The matrix is
+/// `[groups][target / groups][source / groups * taps]`.
+fn gather_product<T: Real>(
+    isa: Isa,
+    x: &[T],
+    samples: usize,
+    gather: &Gather,
+    channels: &Channels,
+    matrix: &[T],
+    bias: Option<&[T]>,
+    out: &mut [T],
+) {
+    let (taps, each) = (gather.taps(), gather.positions());
+    let (rows, inner) = (channels.target / channels.groups, channels.source / channels.groups);
+    let (depth, positions) = (inner * taps, each * samples);
+    if positions == 0 || rows == 0 {
+        return;
+    }
+    let panel = VECTORS * T::lanes(isa);
+    let threads = rayon::current_num_threads();
+    // How the work is cut depends on the threads, the order of each sum does not.
+    let panels = positions.div_ceil(panel).div_ceil(2 * threads).clamp(1, PANELS);
+    let tiles = positions.div_ceil(panels * panel);
+    let parts = match threads {
+        1 => 1,
+        _ => (2 * threads).div_ceil(tiles * channels.groups).clamp(1, rows.div_ceil(16)),
+    };
+    let part_rows = rows.div_ceil(parts).next_multiple_of(4);
+    let block = (DEPTH / taps).clamp(1, inner);
+    let shared = Shared(out.as_mut_ptr());
+
+    (0..channels.groups * tiles * parts).into_par_iter().for_each(|task| {
+        let (group, tile, part) = (task / (tiles * parts), task / parts % tiles, task % parts);
+        let m = (part * part_rows).min(rows)..((part + 1) * part_rows).min(rows);
+        if m.is_empty() {
+            return;
+        }
+        let p0 = tile * panels * panel;
+        let columns = (panels * panel).min(positions - p0);
+        let starts: Vec<usize> = (0..columns).step_by(panel).collect();
+        let runs: Vec<Vec<Run>> = starts.iter().map(|s| gather.runs(p0 + s..p0 + (s + panel).min(columns))).collect();
+        let ldc = starts.len() * panel;
+        with_scratch(block * taps * panel, m.len() * ldc, |packed: &mut [T], sums: &mut [T]| {
+            for c in (0..inner).step_by(block) {
+                let c_end = (c + block).min(inner);
+                for (start, runs) in starts.iter().zip(&runs) {
+                    let vectors = (columns - start).min(panel).div_ceil(T::lanes(isa));
+                    let width = vectors * T::lanes(isa);
+                    let packed = &mut packed[..(c_end - c) * taps * width];
+                    gather.pack(x, channels.source, group * inner + c..group * inner + c_end, runs, width, packed);
+                    let a = &matrix[(group * rows + m.start) * depth + c * taps..];
+                    debug_assert!(a.len() >= (m.len() - 1) * depth + (c_end - c) * taps);
+                    // SAFETY: the extents above; `isa` comes from `Isa::available`.
+                    unsafe {
+                        T::product(
+                            isa,
+                            &Panel {
+                                a: a.as_ptr(),
+                                lda: depth,
+                                step: 1,
+                                rows: m.len(),
+                                b: packed.as_ptr(),
+                                depth: (c_end - c) * taps,
+                                vectors,
+                                c: sums[*start..].as_mut_ptr(),
+                                ldc,
+                                add: c > 0,
+                            },
+                        );
+                    }
+                }
+            }
+            for (i, sums) in sums.chunks_exact(ldc).enumerate() {
+                let channel = group * rows + m.start + i;
+                let bias = bias.map_or(T::default(), |b| b[channel]);
+                for (start, runs) in starts.iter().zip(&runs) {
+                    let [_, h, w] = &gather.0;
+                    for run in runs {
+                        let at = (run.d * h.count + run.h) * w.count + run.w;
+                        let at = (run.sample * channels.target + channel) * each + at;
+                        // SAFETY: a task owns its channels and positions.
+                        let out = unsafe { shared.part(at, run.len) };
+                        out.iter_mut().zip(&sums[start + run.column..]).for_each(|(o, s)| *o = *s + bias);
+                    }
+                }
+            }
+        });
+    });
+}
+
+/// x `[samples, source, in..]`, weight `[target, source / groups, kernel..]`, out `[samples, target, out..]`.
+pub(crate) fn conv<T: Real>(
+    isa: Isa,
+    x: &[T],
+    weight: &[T],
+    bias: Option<&[T]>,
+    samples: usize,
+    channels: [usize; 2],
+    window: &Window,
+    groups: usize,
+) -> Vec<T> {
+    let gather = Gather::new(window);
+    let mut out = vec![T::default(); samples * channels[1] * gather.positions()];
+    let channels = Channels { source: channels[0], target: channels[1], groups };
+    gather_product(isa, x, samples, &gather, &channels, weight, bias, &mut out);
+    out
+}
+
+/// The gradient of x: the product of the weight, turned over by its strides alone, with tiles of `grad`, each entry
+/// added to the voxel its tap reads. `channels` are those of x and of `grad`.
+pub(crate) fn conv_data_grad<T: Real>(
+    isa: Isa,
+    grad: &[T],
+    weight: &[T],
+    samples: usize,
+    channels: [usize; 2],
+    window: &Window,
+    groups: usize,
+) -> Vec<T> {
+    let gather = Gather::new(window);
+    let (inner, depth) = (channels[0] / groups, channels[1] / groups);
+    let (taps, source, positions) = (gather.taps(), gather.source(), gather.positions());
+    let mut out = vec![T::default(); samples * channels[0] * source];
+    if out.is_empty() || positions == 0 || depth == 0 {
+        return out;
+    }
+    let [ad, ah, aw] = &gather.0;
+    let panel = VECTORS * T::lanes(isa);
+    // How the work is cut depends on the threads, the order of each sum does not: panels lie on one grid.
+    let wanted = 2 * rayon::current_num_threads();
+    let block = inner.div_ceil(wanted.div_ceil(samples * groups)).clamp(1, (DEPTH / taps).max(1));
+    let blocks = inner.div_ceil(block);
+    let slabs = wanted.div_ceil(samples * groups * blocks).clamp(1, (ad.source / 8).max(1));
+    let slab = ad.source.div_ceil(slabs);
+    let shared = Shared(out.as_mut_ptr());
+
+    (0..samples * groups * blocks * slabs).into_par_iter().for_each(|task| {
+        let (outer, first, part) = (task / (blocks * slabs), task / slabs % blocks * block, task % slabs);
+        let (sample, group) = (outer / groups, outer % groups);
+        let count = block.min(inner - first);
+        let planes = (part * slab).min(ad.source)..((part + 1) * slab).min(ad.source);
+        let area = ah.count * aw.count;
+        let reached = ad.outputs_of(&planes);
+        let a = &weight[(group * depth * inner + first) * taps..];
+        debug_assert!(a.len() >= (depth - 1) * inner * taps + count * taps);
+        with_scratch(depth * panel, count * taps * panel, |packed: &mut [T], sums: &mut [T]| {
+            for p0 in (reached.start * area / panel * panel..reached.end * area).step_by(panel) {
+                let columns = panel.min(positions - p0);
+                let vectors = columns.div_ceil(T::lanes(isa));
+                let width = vectors * T::lanes(isa);
+                for (o, packed) in packed.chunks_exact_mut(width).take(depth).enumerate() {
+                    let from = (sample * channels[1] + group * depth + o) * positions + p0;
+                    copy(&grad[from..from + columns], &mut packed[..columns]);
+                }
+                // SAFETY: the extents above; `isa` comes from `Isa::available`.
+                unsafe {
+                    T::product(
+                        isa,
+                        &Panel {
+                            a: a.as_ptr(),
+                            lda: 1,
+                            step: inner * taps,
+                            rows: count * taps,
+                            b: packed.as_ptr(),
+                            depth,
+                            vectors,
+                            c: sums.as_mut_ptr(),
+                            ldc: width,
+                            add: false,
+                        },
+                    );
+                }
+                let runs = gather.runs(p0..p0 + columns);
+                for (c, sums) in sums.chunks_exact(taps * width).take(count).enumerate() {
+                    let at = ((sample * channels[0] + group * inner + first + c) * ad.source + planes.start)
+                        * ah.source
+                        * aw.source;
+                    // SAFETY: a task owns these planes of its channels.
+                    let out = unsafe { shared.part(at, planes.len() * ah.source * aw.source) };
+                    gather.scatter(sums, width, &runs, planes.start, out);
+                }
+            }
+        });
+    });
+    out
+}
+
+/// The gradient of the weight, `[target, source / groups, kernel..]`: the product of `grad`, as it lies, with packed
+/// windows turned over. `channels` are those of x and of `grad`.
+pub(crate) fn conv_weight_grad<T: Real>(
+    isa: Isa,
+    x: &[T],
+    grad: &[T],
+    samples: usize,
+    channels: [usize; 2],
+    window: &Window,
+    groups: usize,
+) -> Vec<T> {
+    let gather = Gather::new(window);
+    let (inner, rows) = (channels[0] / groups, channels[1] / groups);
+    let (all, positions) = (inner * gather.taps(), gather.positions());
+    let size = channels[1] * all;
+    if size == 0 || positions * samples == 0 {
+        return vec![T::default(); size];
+    }
+    if positions >= DEPTH {
+        return weight_grad_dots(isa, x, grad, samples, channels, &gather, groups);
+    }
+    let panel = VECTORS * T::lanes(isa);
+    let blocks: Vec<(usize, Range<usize>)> = (0..samples)
+        .flat_map(|s| (0..positions).step_by(DEPTH).map(move |p| (s, p..(p + DEPTH).min(positions))))
+        .collect();
+    let (chunk, chunks) = chunks(blocks.len(), groups * all.div_ceil(24), size);
+    let panels = (groups * all.div_ceil(panel) * chunks).div_ceil(2 * rayon::current_num_threads()).clamp(1, PANELS);
+    let tiles = all.div_ceil(panels * panel);
+    let mut out = vec![T::default(); chunks * size];
+    let shared = Shared(out.as_mut_ptr());
+
+    (0..chunks * groups * tiles).into_par_iter().for_each(|task| {
+        let (part, group, tile) = (task / (groups * tiles), task / tiles % groups, task % tiles);
+        let first = tile * panels * panel;
+        let columns = (panels * panel).min(all - first);
+        let ldc = columns.next_multiple_of(panel);
+        with_scratch(DEPTH.min(positions) * panel, rows * ldc, |packed: &mut [T], sums: &mut [T]| {
+            for (i, (sample, p)) in blocks[part * chunk..((part + 1) * chunk).min(blocks.len())].iter().enumerate() {
+                let runs = gather.runs(sample * positions + p.start..sample * positions + p.end);
+                for start in (0..columns).step_by(panel) {
+                    let count = (columns - start).min(panel);
+                    let vectors = count.div_ceil(T::lanes(isa));
+                    let width = vectors * T::lanes(isa);
+                    let packed = &mut packed[..p.len() * width];
+                    let range = first + start..first + start + count;
+                    gather.pack_transposed(x, channels[0], group * inner, range, &runs, width, packed);
+                    let a = &grad[(sample * channels[1] + group * rows) * positions + p.start..];
+                    debug_assert!(a.len() >= (rows - 1) * positions + p.len());
+                    // SAFETY: the extents above; `isa` comes from `Isa::available`.
+                    unsafe {
+                        T::product(
+                            isa,
+                            &Panel {
+                                a: a.as_ptr(),
+                                lda: positions,
+                                step: 1,
+                                rows,
+                                b: packed.as_ptr(),
+                                depth: p.len(),
+                                vectors,
+                                c: sums[start..].as_mut_ptr(),
+                                ldc,
+                                add: i > 0,
+                            },
+                        );
+                    }
+                }
+            }
+            for (i, sums) in sums.chunks_exact(ldc).enumerate() {
+                let at = part * size + (group * rows + i) * all + first;
+                // SAFETY: a task owns its columns of its part.
+                unsafe { shared.part(at, columns) }.copy_from_slice(&sums[..columns]);
+            }
+        });
+    });
+    sum_parts(out, size)
+}
+
+/// Cuts `blocks` of positions, where there are fewer than enough `tasks` without, into chunks whose results of
+/// `size` entries are summed at the end: how many a chunk has and how many chunks there are. They depend on the
+/// shape alone.
+fn chunks(blocks: usize, tasks: usize, size: usize) -> (usize, usize) {
+    const TASKS: usize = 64;
+    const ENTRIES: usize = 1 << 18;
+    let chunk = blocks.div_ceil((TASKS / tasks).min(ENTRIES / size).clamp(1, blocks));
+    (chunk, blocks.div_ceil(chunk))
+}
+
+/// The sum of the parts of `size` entries each.
+fn sum_parts<T: Real>(mut all: Vec<T>, size: usize) -> Vec<T> {
+    let (total, parts) = all.split_at_mut(size);
+    for part in parts.chunks_exact(size) {
+        total.iter_mut().zip(part).for_each(|(t, p)| *t += *p);
+    }
+    all.truncate(size);
+    all
+}
+
+/// The gradient of the weight where there are many positions: windows packed as they lie, multiplied along the
+/// positions.
+fn weight_grad_dots<T: Real>(
+    isa: Isa,
+    x: &[T],
+    grad: &[T],
+    samples: usize,
+    channels: [usize; 2],
+    gather: &Gather,
+    groups: usize,
+) -> Vec<T> {
+    const BLOCK: usize = 2 * DEPTH;
+    let (inner, rows, lanes) = (channels[0] / groups, channels[1] / groups, T::lanes(isa));
+    let (taps, positions) = (gather.taps(), gather.positions());
+    let (all, size) = (inner * taps, channels[1] * inner * taps);
+    let blocks: Vec<(usize, Range<usize>)> = (0..samples)
+        .flat_map(|s| (0..positions).step_by(BLOCK).map(move |p| (s, p..(p + BLOCK).min(positions))))
+        .collect();
+    let (chunk, chunks) = chunks(blocks.len(), groups * inner, size);
+    let mut out = vec![T::default(); chunks * size];
+    let shared = Shared(out.as_mut_ptr());
+
+    (0..chunks * groups * inner).into_par_iter().for_each(|task| {
+        let (part, group, c) = (task / (groups * inner), task / inner % groups, task % inner);
+        with_scratch(
+            taps * BLOCK.next_multiple_of(lanes),
+            rows * (taps + lanes),
+            |packed: &mut [T], rest: &mut [T]| {
+                let (sums, ends) = rest.split_at_mut(rows * taps);
+                sums.fill(T::default());
+                for (sample, p) in &blocks[part * chunk..((part + 1) * chunk).min(blocks.len())] {
+                    let width = p.len().next_multiple_of(lanes);
+                    let runs = gather.runs(sample * positions + p.start..sample * positions + p.end);
+                    let packed = &mut packed[..taps * width];
+                    let channel = group * inner + c;
+                    gather.pack(x, channels[0], channel..channel + 1, &runs, width, packed);
+                    let a = &grad[(sample * channels[1] + group * rows) * positions + p.start..];
+                    let whole = p.len() / lanes * lanes;
+                    debug_assert!(a.len() >= (rows - 1) * positions + p.len());
+                    let dots = |a: *const T, lda: usize, b: *const T, len: usize, sums: &mut [T]| {
+                        let c = sums.as_mut_ptr();
+                        // SAFETY: the extents above; `isa` comes from `Isa::available`.
+                        unsafe { T::dots(isa, &Dots { a, lda, rows, b, ldb: width, columns: taps, len, c, ldc: taps }) }
+                    };
+                    dots(a.as_ptr(), positions, packed.as_ptr(), whole, sums);
+                    if whole < width {
+                        // The last positions, filled up to a vector with zeros.
+                        packed.chunks_exact_mut(width).for_each(|row| row[p.len()..].fill(T::default()));
+                        for (end, row) in ends.chunks_exact_mut(lanes).zip(a.chunks(positions)) {
+                            end.fill(T::default());
+                            end[..p.len() - whole].copy_from_slice(&row[whole..p.len()]);
+                        }
+                        dots(ends.as_ptr(), lanes, packed[whole..].as_ptr(), lanes, sums);
+                    }
+                }
+                for (i, sums) in sums.chunks_exact(taps).enumerate() {
+                    let at = part * size + (group * rows + i) * all + c * taps;
+                    // SAFETY: a task owns its channel of its part.
+                    unsafe { shared.part(at, taps) }.copy_from_slice(sums);
+                }
+            },
+        );
+    });
+    sum_parts(out, size)
+}

@@ -1,0 +1,496 @@
+//! The one micro-kernel, a small matrix product on vectors, for every instruction set.
+
+use std::ops::{Add, AddAssign, Mul};
+use std::sync::OnceLock;
+
+use burn_backend::Element;
+use bytemuck::Pod;
+
+/// Instruction sets the kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Isa {
+    /// 512-bit vectors.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    /// 256-bit vectors with fused multiply-add.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// What the compiler makes of plain arrays.
+    Portable,
+}
+
+impl Isa {
+    /// What this machine has, best first.
+    pub(crate) fn available() -> Vec<(Isa, &'static str)> {
+        let mut all = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512f") {
+                all.push((Isa::Avx512, "avx512"));
+            }
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                all.push((Isa::Avx2, "avx2"));
+            }
+        }
+        all.push((Isa::Portable, "portable"));
+        all
+    }
+
+    /// The best of this machine, or what `BURN_SPATIAL_ISA` names. Chosen once.
+    pub(crate) fn get() -> Isa {
+        static ISA: OnceLock<Isa> = OnceLock::new();
+        *ISA.get_or_init(|| {
+            let all = Isa::available();
+            let Ok(wanted) = std::env::var("BURN_SPATIAL_ISA") else { return all[0].0 };
+            all.iter()
+                .find(|(_, name)| *name == wanted)
+                .unwrap_or_else(|| {
+                    tracing::warn!(
+                        "BURN_SPATIAL_ISA={wanted} is not one of this machine's ({all:?}); using {}",
+                        all[0].1
+                    );
+                    &all[0]
+                })
+                .0
+        })
+    }
+}
+
+/// A product of a few rows with one packed panel: `c[i][j] (+)= sum over r of a[i][r] * b[r][j]`, for
+/// `rows` x `vectors * lanes` entries of c.
+pub(crate) struct Panel<T> {
+    /// Rows `lda` apart, the entries of a row `step` apart.
+    pub(crate) a: *const T,
+    pub(crate) lda: usize,
+    pub(crate) step: usize,
+    pub(crate) rows: usize,
+    /// `depth` rows of `vectors * lanes` values without gaps.
+    pub(crate) b: *const T,
+    pub(crate) depth: usize,
+    /// 1 to [`VECTORS`].
+    pub(crate) vectors: usize,
+    /// Rows `ldc` apart.
+    pub(crate) c: *mut T,
+    pub(crate) ldc: usize,
+    /// Whether to add to what `c` holds.
+    pub(crate) add: bool,
+}
+
+/// Products of rows with rows: `c[i][j] += sum over p of a[i][p] * b[j][p]`, for `rows` x `columns` entries of c.
+pub(crate) struct Dots<T> {
+    /// Rows `lda` apart.
+    pub(crate) a: *const T,
+    pub(crate) lda: usize,
+    pub(crate) rows: usize,
+    /// Rows `ldb` apart.
+    pub(crate) b: *const T,
+    pub(crate) ldb: usize,
+    pub(crate) columns: usize,
+    /// Entries of each row; whole vectors.
+    pub(crate) len: usize,
+    /// Rows `ldc` apart.
+    pub(crate) c: *mut T,
+    pub(crate) ldc: usize,
+}
+
+/// Vectors in the widest panel.
+pub(crate) const VECTORS: usize = 3;
+
+/// Elements in the longest vector.
+const MAX_LANES: usize = 16;
+
+/// The element types of the CPU kernels.
+pub(crate) trait Real:
+    Element + Pod + Copy + Default + PartialOrd + Add<Output = Self> + Mul<Output = Self> + AddAssign
+{
+    /// The most negative value.
+    const NEG_INFINITY: Self;
+
+    /// Elements per vector.
+    fn lanes(isa: Isa) -> usize;
+
+    /// Computes `panel`.
+    ///
+    /// # Safety
+    /// `isa` must be available here, and the pointers must be valid for the extents given.
+    unsafe fn product(isa: Isa, panel: &Panel<Self>);
+
+    /// Computes `dots`.
+    ///
+    /// # Safety
+    /// `isa` must be available here, and the pointers must be valid for the extents given.
+    unsafe fn dots(isa: Isa, dots: &Dots<Self>);
+
+    /// `1 / n`.
+    fn reciprocal(n: usize) -> Self;
+}
+
+/// A vector of elements.
+trait Vector: Copy {
+    type T: Real;
+    const LANES: usize;
+    /// Whether there are 32 registers.
+    const WIDE: bool;
+    unsafe fn zero() -> Self;
+    unsafe fn load(p: *const Self::T) -> Self;
+    unsafe fn store(self, p: *mut Self::T);
+    unsafe fn splat(p: *const Self::T) -> Self;
+    /// `self + a * b`
+    unsafe fn mul_add(self, a: Self, b: Self) -> Self;
+    unsafe fn add(self, a: Self) -> Self;
+}
+
+/// Plain arrays.
+#[derive(Clone, Copy)]
+struct Array<T, const L: usize>([T; L]);
+
+impl<T: Real, const L: usize> Vector for Array<T, L> {
+    type T = T;
+    const LANES: usize = L;
+    const WIDE: bool = false;
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        Array([T::default(); L])
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const T) -> Self {
+        Array(unsafe { p.cast::<[T; L]>().read_unaligned() })
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut T) {
+        unsafe { p.cast::<[T; L]>().write_unaligned(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn splat(p: *const T) -> Self {
+        Array([unsafe { *p }; L])
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, a: Self, b: Self) -> Self {
+        Array(std::array::from_fn(|i| self.0[i] + a.0[i] * b.0[i]))
+    }
+    #[inline(always)]
+    unsafe fn add(self, a: Self) -> Self {
+        Array(std::array::from_fn(|i| self.0[i] + a.0[i]))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::{Dots, Panel, Vector, dots, panel};
+
+    macro_rules! vector {
+        ($name:ident, $register:ty, $t:ty, $lanes:literal, $wide:literal, $features:literal, $run:ident, $dots:ident, $zero:ident, $load:ident, $store:ident, $set1:ident, $fmadd:ident, $add:ident) => {
+            #[derive(Clone, Copy)]
+            struct $name($register);
+
+            impl Vector for $name {
+                type T = $t;
+                const LANES: usize = $lanes;
+                const WIDE: bool = $wide;
+                #[inline(always)]
+                unsafe fn zero() -> Self {
+                    unsafe { $name($zero()) }
+                }
+                #[inline(always)]
+                unsafe fn load(p: *const $t) -> Self {
+                    unsafe { $name($load(p)) }
+                }
+                #[inline(always)]
+                unsafe fn store(self, p: *mut $t) {
+                    unsafe { $store(p, self.0) }
+                }
+                #[inline(always)]
+                unsafe fn splat(p: *const $t) -> Self {
+                    unsafe { $name($set1(*p)) }
+                }
+                #[inline(always)]
+                unsafe fn mul_add(self, a: Self, b: Self) -> Self {
+                    unsafe { $name($fmadd(a.0, b.0, self.0)) }
+                }
+                #[inline(always)]
+                unsafe fn add(self, a: Self) -> Self {
+                    unsafe { $name($add(self.0, a.0)) }
+                }
+            }
+
+            /// # Safety
+            /// As [`super::Real::product`].
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn $run(p: &Panel<$t>) {
+                unsafe { panel::<$name>(p) }
+            }
+
+            /// # Safety
+            /// As [`super::Real::dots`].
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn $dots(p: &Dots<$t>) {
+                unsafe { dots::<$name>(p) }
+            }
+        };
+    }
+
+    vector!(
+        F32x16,
+        __m512,
+        f32,
+        16,
+        true,
+        "avx512f",
+        f32x16,
+        dots_f32x16,
+        _mm512_setzero_ps,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps,
+        _mm512_set1_ps,
+        _mm512_fmadd_ps,
+        _mm512_add_ps
+    );
+    vector!(
+        F32x8,
+        __m256,
+        f32,
+        8,
+        false,
+        "avx2,fma",
+        f32x8,
+        dots_f32x8,
+        _mm256_setzero_ps,
+        _mm256_loadu_ps,
+        _mm256_storeu_ps,
+        _mm256_set1_ps,
+        _mm256_fmadd_ps,
+        _mm256_add_ps
+    );
+    vector!(
+        F64x8,
+        __m512d,
+        f64,
+        8,
+        true,
+        "avx512f",
+        f64x8,
+        dots_f64x8,
+        _mm512_setzero_pd,
+        _mm512_loadu_pd,
+        _mm512_storeu_pd,
+        _mm512_set1_pd,
+        _mm512_fmadd_pd,
+        _mm512_add_pd
+    );
+    vector!(
+        F64x4,
+        __m256d,
+        f64,
+        4,
+        false,
+        "avx2,fma",
+        f64x4,
+        dots_f64x4,
+        _mm256_setzero_pd,
+        _mm256_loadu_pd,
+        _mm256_storeu_pd,
+        _mm256_set1_pd,
+        _mm256_fmadd_pd,
+        _mm256_add_pd
+    );
+}
+
+macro_rules! real {
+    ($t:ty, $wide:ident, $narrow:ident, $wide_dots:ident, $narrow_dots:ident, $l512:literal, $l256:literal, $l128:literal) => {
+        impl Real for $t {
+            const NEG_INFINITY: Self = <$t>::NEG_INFINITY;
+
+            fn lanes(isa: Isa) -> usize {
+                match isa {
+                    #[cfg(target_arch = "x86_64")]
+                    Isa::Avx512 => $l512,
+                    #[cfg(target_arch = "x86_64")]
+                    Isa::Avx2 => $l256,
+                    Isa::Portable => $l128,
+                }
+            }
+
+            unsafe fn product(isa: Isa, p: &Panel<Self>) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    match isa {
+                        #[cfg(target_arch = "x86_64")]
+                        Isa::Avx512 => x86::$wide(p),
+                        #[cfg(target_arch = "x86_64")]
+                        Isa::Avx2 => x86::$narrow(p),
+                        Isa::Portable => panel::<Array<$t, $l128>>(p),
+                    }
+                }
+            }
+
+            unsafe fn dots(isa: Isa, p: &Dots<Self>) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    match isa {
+                        #[cfg(target_arch = "x86_64")]
+                        Isa::Avx512 => x86::$wide_dots(p),
+                        #[cfg(target_arch = "x86_64")]
+                        Isa::Avx2 => x86::$narrow_dots(p),
+                        Isa::Portable => dots::<Array<$t, $l128>>(p),
+                    }
+                }
+            }
+
+            fn reciprocal(n: usize) -> Self {
+                1.0 / n as $t
+            }
+        }
+    };
+}
+
+real!(f32, f32x16, f32x8, dots_f32x16, dots_f32x8, 16, 8, 4);
+real!(f64, f64x8, f64x4, dots_f64x8, dots_f64x4, 8, 4, 2);
+
+/// # Safety
+/// As [`Real::product`].
+#[inline(always)]
+unsafe fn panel<V: Vector>(p: &Panel<V::T>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match p.vectors {
+            1 => rows::<V, 1>(p),
+            2 => rows::<V, 2>(p),
+            _ => rows::<V, VECTORS>(p),
+        }
+    }
+}
+
+/// Covers the rows with the tallest blocks that fit the registers.
+#[inline(always)]
+unsafe fn rows<V: Vector, const N: usize>(p: &Panel<V::T>) {
+    let mut i = 0;
+    // SAFETY: `i + M <= p.rows` for each block.
+    unsafe {
+        if V::WIDE || N == 1 {
+            while p.rows - i >= 8 {
+                block::<V, 8, N>(p, i);
+                i += 8;
+            }
+        }
+        while p.rows - i >= 4 {
+            block::<V, 4, N>(p, i);
+            i += 4;
+        }
+        if p.rows - i >= 2 {
+            block::<V, 2, N>(p, i);
+            i += 2;
+        }
+        if p.rows - i >= 1 {
+            block::<V, 1, N>(p, i);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn block<V: Vector, const M: usize, const N: usize>(p: &Panel<V::T>, row: usize) {
+    // SAFETY: `row + M <= p.rows`, and the caller promised the extents.
+    unsafe {
+        let mut a = p.a.add(row * p.lda);
+        let c = p.c.add(row * p.ldc);
+        let mut sums = [[V::zero(); N]; M];
+        let mut b = p.b;
+        for _ in 0..p.depth {
+            let mut x = [V::zero(); N];
+            for (j, x) in x.iter_mut().enumerate() {
+                *x = V::load(b.add(j * V::LANES));
+            }
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let w = V::splat(a.add(i * p.lda));
+                for j in 0..N {
+                    sums[j] = sums[j].mul_add(w, x[j]);
+                }
+            }
+            a = a.add(p.step);
+            b = b.add(N * V::LANES);
+        }
+        for (i, sums) in sums.iter().enumerate() {
+            for (j, sum) in sums.iter().enumerate() {
+                let to = c.add(i * p.ldc + j * V::LANES);
+                let sum = if p.add { V::load(to).add(*sum) } else { *sum };
+                sum.store(to);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`Real::dots`].
+#[inline(always)]
+unsafe fn dots<V: Vector>(p: &Dots<V::T>) {
+    let mut j = 0;
+    // SAFETY: `j + N <= p.columns` for each block.
+    unsafe {
+        while p.columns - j >= 3 {
+            dot_rows::<V, 3>(p, j);
+            j += 3;
+        }
+        while p.columns - j >= 1 {
+            dot_rows::<V, 1>(p, j);
+            j += 1;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn dot_rows<V: Vector, const N: usize>(p: &Dots<V::T>, column: usize) {
+    let mut i = 0;
+    // SAFETY: `i + M <= p.rows` for each block.
+    unsafe {
+        if V::WIDE {
+            while p.rows - i >= 8 {
+                dot_block::<V, 8, N>(p, i, column);
+                i += 8;
+            }
+        }
+        while p.rows - i >= 4 {
+            dot_block::<V, 4, N>(p, i, column);
+            i += 4;
+        }
+        while p.rows - i >= 1 {
+            dot_block::<V, 1, N>(p, i, column);
+            i += 1;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn dot_block<V: Vector, const M: usize, const N: usize>(p: &Dots<V::T>, row: usize, column: usize) {
+    // SAFETY: the block lies within the rows and columns, and the caller promised the extents.
+    unsafe {
+        let mut a = p.a.add(row * p.lda);
+        let mut b = p.b.add(column * p.ldb);
+        let mut sums = [[V::zero(); N]; M];
+        for _ in 0..p.len / V::LANES {
+            let mut x = [V::zero(); N];
+            for (j, x) in x.iter_mut().enumerate() {
+                *x = V::load(b.add(j * p.ldb));
+            }
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let g = V::load(a.add(i * p.lda));
+                for j in 0..N {
+                    sums[j] = sums[j].mul_add(g, x[j]);
+                }
+            }
+            a = a.add(V::LANES);
+            b = b.add(V::LANES);
+        }
+        for (i, sums) in sums.iter().enumerate() {
+            for (j, sum) in sums.iter().enumerate() {
+                let mut lanes = [V::T::default(); MAX_LANES];
+                sum.store(lanes.as_mut_ptr());
+                let mut total = lanes[0];
+                for lane in &lanes[1..V::LANES] {
+                    total += *lane;
+                }
+                *p.c.add((row + i) * p.ldc + column + j) += total;
+            }
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! Every kernel, on every instruction set, and every generic body against plain loops in f64.
+
+use burn_backend::{TensorData, TensorMetadata};
+use burn_flex::Flex;
+
+use super::super::{Count, Window, WindowAxis, generic, inputs, outputs};
+use super::*;
+
+/// A small generator: the cases are the same on every run.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.0 >> 33
+    }
+    fn within(&mut self, lo: usize, hi: usize) -> usize {
+        lo + self.next() as usize % (hi - lo + 1)
+    }
+    fn values(&mut self, n: usize) -> Vec<f64> {
+        (0..n).map(|_| f64::from((self.next() % 2048) as f32 / 1024.0 - 1.0)).collect()
+    }
+}
+
+#[derive(Debug)]
+struct Case {
+    n: usize,
+    cin: usize,
+    cout: usize,
+    groups: usize,
+    window: Window,
+}
+
+impl Case {
+    fn random(rng: &mut Rng) -> Case {
+        let groups = [1, 1, 1, 2, 3][rng.within(0, 4)];
+        let common = rng.within(0, 2) == 0;
+        let window = [0, 1, 2].map(|axis| {
+            let input = rng.within(1, if axis == 2 { 20 } else { 7 });
+            let kernel = if common { 3 } else { rng.within(1, 4) };
+            WindowAxis {
+                input,
+                output: rng.within(1, input + 2),
+                kernel,
+                stride: rng.within(1, if common { 2 } else { 3 }),
+                dilation: if common { 1 } else { rng.within(1, 2) },
+                offset: rng.within(0, 8) as isize - 4,
+            }
+        });
+        Case { n: rng.within(1, 2), cin: groups * rng.within(1, 5), cout: groups * rng.within(1, 9), groups, window }
+    }
+
+    fn weight_shape(&self) -> [usize; 5] {
+        let k = self.window.map(|a| a.kernel);
+        [self.cout, self.cin / self.groups, k[0], k[1], k[2]]
+    }
+
+    /// Calls `f(x, weight, output)` with the flat positions of every product the convolution sums.
+    fn products(&self, mut f: impl FnMut(usize, usize, usize)) {
+        let (ci, co) = (self.cin / self.groups, self.cout / self.groups);
+        let ins: usize = inputs(&self.window).iter().product();
+        let outs: usize = outputs(&self.window).iter().product();
+        let taps: usize = self.window.iter().map(|a| a.kernel).product();
+        for n in 0..self.n {
+            for m in 0..self.cout {
+                for c in 0..ci {
+                    let channel = m / co * ci + c;
+                    reads(&self.window, |i, t, o| {
+                        f((n * self.cin + channel) * ins + i, (m * ci + c) * taps + t, (n * self.cout + m) * outs + o);
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Calls `f(input, tap, output)` for every read of a window, in scan order of each output.
+fn reads(window: &Window, mut f: impl FnMut(usize, usize, usize)) {
+    let [d, h, w] = window;
+    for o in 0..d.output * h.output * w.output {
+        let os = [o / (h.output * w.output), o / w.output % h.output, o % w.output];
+        for t in 0..d.kernel * h.kernel * w.kernel {
+            let ts = [t / (h.kernel * w.kernel), t / w.kernel % h.kernel, t % w.kernel];
+            let at =
+                [0, 1, 2].map(|i| (os[i] * window[i].stride + ts[i] * window[i].dilation) as isize - window[i].offset);
+            if (0..3).all(|i| (0..window[i].input as isize).contains(&at[i])) {
+                f((at[0] as usize * h.input + at[1] as usize) * w.input + at[2] as usize, t, o);
+            }
+        }
+    }
+}
+
+fn cast<T: Real>(x: &[f64]) -> Vec<T> {
+    x.iter().map(|v| T::from_elem(*v)).collect()
+}
+
+fn close<T: Real>(got: &[T], want: &[f64], tolerance: f64, what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    let scale = want.iter().fold(1.0f64, |m, v| m.max(v.abs()));
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        assert!((g.elem::<f64>() - w).abs() <= tolerance * scale, "{what}: entry {i} is {g:?}, not {w}");
+    }
+}
+
+fn flex<T: Real>(x: &[f64], shape: [usize; 5]) -> FlexTensor {
+    tensor(cast::<T>(x), shape)
+}
+
+fn back(t: FlexTensor) -> Vec<f64> {
+    t.into_data().convert::<f64>().to_vec().unwrap()
+}
+
+fn check_conv<T: Real>(isa: Isa, case: &Case, rng: &mut Rng, tolerance: f64) {
+    let ins: usize = inputs(&case.window).iter().product();
+    let outs: usize = outputs(&case.window).iter().product();
+    let shape_w = case.weight_shape();
+    let x = rng.values(case.n * case.cin * ins);
+    let w = rng.values(shape_w.iter().product());
+    let b = rng.values(case.cout);
+    let g = rng.values(case.n * case.cout * outs);
+    let mut y: Vec<f64> = (0..g.len()).map(|i| b[i / outs % case.cout]).collect();
+    let (mut gx, mut gw) = (vec![0.0; x.len()], vec![0.0; w.len()]);
+    case.products(|i, k, o| {
+        y[o] += x[i] * w[k];
+        gx[i] += g[o] * w[k];
+        gw[k] += g[o] * x[i];
+    });
+    let channels = [case.cin, case.cout];
+    let (cx, cw, cg) = (cast::<T>(&x), cast::<T>(&w), cast::<T>(&g));
+    let what = |part: &str| format!("{part} {isa:?} {case:?}");
+    close(
+        &conv(isa, &cx, &cw, Some(&cast(&b)), case.n, channels, &case.window, case.groups),
+        &y,
+        tolerance,
+        &what("conv"),
+    );
+    close(&conv_data_grad(isa, &cg, &cw, case.n, channels, &case.window, case.groups), &gx, tolerance, &what("data"));
+    close(
+        &conv_weight_grad(isa, &cx, &cg, case.n, channels, &case.window, case.groups),
+        &gw,
+        tolerance,
+        &what("weight"),
+    );
+    // <conv(x), g> = <x, data_grad(g)> = <w, weight_grad(x, g)>, from the kernels' own values.
+    let dot = |a: &[T], b: &[T]| a.iter().zip(b).map(|(a, b)| a.elem::<f64>() * b.elem::<f64>()).sum::<f64>();
+    let forward = dot(&conv(isa, &cx, &cw, None, case.n, channels, &case.window, case.groups), &cg);
+    let data = dot(&cx, &conv_data_grad(isa, &cg, &cw, case.n, channels, &case.window, case.groups));
+    let weight = dot(&cw, &conv_weight_grad(isa, &cx, &cg, case.n, channels, &case.window, case.groups));
+    let scale = tolerance * (1.0 + g.len() as f64 * 10.0);
+    assert!((forward - data).abs() <= scale && (forward - weight).abs() <= scale, "{forward} {data} {weight} {case:?}");
+}
+
+#[test]
+fn convolutions_equal_plain_loops() {
+    for (isa, _) in Isa::available() {
+        let mut rng = Rng(1);
+        for _ in 0..150 {
+            let case = Case::random(&mut rng);
+            check_conv::<f32>(isa, &case, &mut rng, 2e-6);
+            check_conv::<f64>(isa, &case, &mut rng, 1e-14);
+        }
+    }
+}
+
+#[test]
+fn blocks_deeper_than_a_tile_are_summed_up() {
+    let axis = |input: usize, stride: usize| WindowAxis {
+        input,
+        output: input.div_ceil(stride),
+        kernel: 3,
+        stride,
+        dilation: 1,
+        offset: 1,
+    };
+    let cases = [
+        Case { n: 1, cin: 40, cout: 37, groups: 1, window: [axis(2, 1), axis(2, 1), axis(2, 1)] },
+        Case { n: 2, cin: 23, cout: 18, groups: 1, window: [axis(4, 2), axis(5, 2), axis(6, 2)] },
+        Case { n: 1, cin: 2, cout: 5, groups: 1, window: [axis(9, 1), axis(11, 1), axis(30, 1)] },
+    ];
+    for (isa, _) in Isa::available() {
+        let mut rng = Rng(2);
+        for case in &cases {
+            check_conv::<f32>(isa, case, &mut rng, 1e-5);
+            check_conv::<f64>(isa, case, &mut rng, 1e-13);
+        }
+    }
+}
+
+#[test]
+fn results_do_not_depend_on_threads() {
+    let mut rng = Rng(3);
+    let axis = |input: usize| WindowAxis { input, output: input, kernel: 3, stride: 1, dilation: 1, offset: 1 };
+    for window in [[axis(2); 3], [axis(7), axis(9), axis(26)]] {
+        let voxels: usize = inputs(&window).iter().product();
+        let x: Vec<f32> = cast(&rng.values(12 * voxels));
+        let g: Vec<f32> = cast(&rng.values(40 * voxels));
+        let w: Vec<f32> = cast(&rng.values(40 * 12 * 27));
+        let run = |threads: usize| {
+            rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(|| {
+                let isa = Isa::get();
+                [
+                    conv(isa, &x, &w, None, 1, [12, 40], &window, 1),
+                    conv_data_grad(isa, &g, &w, 1, [12, 40], &window, 1),
+                    conv_weight_grad(isa, &x, &g, 1, [12, 40], &window, 1),
+                ]
+            })
+        };
+        let one = run(1);
+        for threads in [2, 5] {
+            assert!(one == run(threads), "other bits on {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn generic_convolutions_equal_the_kernels() {
+    let mut rng = Rng(4);
+    for _ in 0..40 {
+        let case = Case::random(&mut rng);
+        let [ins, outs] = [inputs(&case.window), outputs(&case.window)].map(|e| e.iter().product::<usize>());
+        let x = flex::<f64>(&rng.values(case.n * case.cin * ins), with_extents_of(&case, true));
+        let g = flex::<f64>(&rng.values(case.n * case.cout * outs), with_extents_of(&case, false));
+        let w = flex::<f64>(&rng.values(case.weight_shape().iter().product()), case.weight_shape());
+        let bias = FlexTensor::from_data(TensorData::new(rng.values(case.cout), [case.cout]));
+        let (win, groups) = (&case.window, case.groups);
+        let pairs = [
+            (
+                super::super::conv3d::<Flex>(x.clone(), w.clone(), Some(bias.clone()), win, groups),
+                generic::conv3d::<Flex>(x.clone(), w.clone(), Some(bias), win, groups),
+            ),
+            (
+                super::super::conv3d_data_grad::<Flex>(g.clone(), w.clone(), win, groups),
+                generic::conv3d_data_grad::<Flex>(g.clone(), w, win, groups),
+            ),
+            (
+                super::super::conv3d_weight_grad::<Flex>(x.clone(), g.clone(), case.weight_shape(), win, groups),
+                generic::conv3d_weight_grad::<Flex>(x, g, case.weight_shape(), win, groups),
+            ),
+        ];
+        for (own, generic) in pairs {
+            assert_eq!(own.shape(), generic.shape(), "{case:?}");
+            close(&back(own), &back(generic), 1e-13, &format!("{case:?}"));
+        }
+    }
+}
+
+fn with_extents_of(case: &Case, input: bool) -> [usize; 5] {
+    let [d, h, w] = if input { inputs(&case.window) } else { outputs(&case.window) };
+    [case.n, if input { case.cin } else { case.cout }, d, h, w]
+}
+
+/// The block's place in its volume: some voxels around it on each side.
+fn placed(rng: &mut Rng, window: &Window) -> ([isize; 3], [usize; 3]) {
+    let origin = [0, 1, 2].map(|_| rng.within(0, 3));
+    let volume = [0, 1, 2].map(|i| origin[i] + window[i].input + rng.within(0, 3));
+    (origin.map(|o| o as isize), volume)
+}
+
+#[test]
+fn pools_equal_plain_loops() {
+    let mut rng = Rng(5);
+    for round in 0..200 {
+        let case = Case { groups: 1, ..Case::random(&mut rng) };
+        let window = case.window;
+        let (origin, volume) = placed(&mut rng, &window);
+        let [ins, outs] = [inputs(&window), outputs(&window)].map(|e| e.iter().product::<usize>());
+        let planes = case.n * case.cin;
+        let mut x = rng.values(planes * ins);
+        if round % 2 == 0 {
+            // Ties, NaN and minus infinity.
+            x.iter_mut().for_each(|v| *v = (*v * 2.0).round());
+            (0..x.len() / 20).for_each(|_| {
+                let i = rng.within(0, x.len() - 1);
+                x[i] = [f64::NAN, f64::NEG_INFINITY][i % 2];
+            });
+        }
+        let g = rng.values(planes * outs);
+        let (mut best, mut at) = (vec![f64::NEG_INFINITY; planes * outs], vec![-1i64; planes * outs]);
+        let mut from = vec![usize::MAX; planes * outs];
+        let (mut sum, mut inside) = (vec![0.0; planes * outs], vec![0usize; outs]);
+        reads(&window, |_, _, o| inside[o] += 1);
+        let taps: usize = window.iter().map(|a| a.kernel).product();
+        let divisor =
+            |o: usize, count: Count| if count == Count::Padded { taps } else { inside[o % outs].max(1) } as f64;
+        let [_, h, w] = inputs(&window);
+        let (mut spread, mut spread_inside) = (vec![0.0; planes * ins], vec![0.0; planes * ins]);
+        for p in 0..planes {
+            reads(&window, |i, _, o| {
+                let (value, o) = (x[p * ins + i], p * outs + o);
+                sum[o] += value;
+                spread[p * ins + i] += g[o] / divisor(o, Count::Padded);
+                spread_inside[p * ins + i] += g[o] / divisor(o, Count::Inside);
+                if from[o] == usize::MAX || value > best[o] || (value.is_nan() && !best[o].is_nan()) {
+                    best[o] = value;
+                    from[o] = p * ins + i;
+                    let z = [i / (h * w), i / w % h, i % w].map(|v| v as isize);
+                    let v = [0, 1, 2].map(|k| (z[k] + origin[k]) as i64);
+                    at[o] = (v[0] * volume[1] as i64 + v[1]) * volume[2] as i64 + v[2];
+                }
+            });
+        }
+        let mut gx = vec![0.0; planes * ins];
+        g.iter().zip(&from).filter(|(_, i)| **i != usize::MAX).for_each(|(g, i)| gx[*i] += g);
+
+        let xt = flex::<f64>(&x, with_extents_of(&case, true));
+        let gt = flex::<f64>(&g, {
+            let [d, h, w] = outputs(&window);
+            [case.n, case.cin, d, h, w]
+        });
+        let bits = |v: Vec<f64>| v.into_iter().map(|v| if v.is_nan() { None } else { Some(v) }).collect::<Vec<_>>();
+        for (values, indices) in [
+            super::super::max_pool3d::<Flex>(xt.clone(), &window, origin, volume),
+            generic::max_pool3d::<Flex>(xt.clone(), &window, origin, volume),
+        ] {
+            assert_eq!(bits(back(values)), bits(best.clone()), "{case:?}");
+            assert_eq!(indices.clone().into_data().to_vec::<i64>().unwrap(), at, "{case:?}");
+            for grad in [
+                super::super::max_pool3d_grad::<Flex>(gt.clone(), indices.clone(), &window, origin, volume),
+                generic::max_pool3d_grad::<Flex>(gt.clone(), indices, &window, origin, volume),
+            ] {
+                close(&back(grad), &gx, 1e-14, "max grad");
+            }
+        }
+        let (single, _) = max::<f32>(&cast(&x), &window, origin, volume);
+        assert_eq!(bits(single.iter().map(|v| f64::from(*v)).collect()), bits(best.clone()), "{case:?}");
+
+        if round % 2 == 1 {
+            for (count, spread) in [(Count::Padded, &spread), (Count::Inside, &spread_inside)] {
+                let mean: Vec<f64> = sum.iter().enumerate().map(|(o, s)| s / divisor(o, count)).collect();
+                close(&back(super::super::avg_pool3d::<Flex>(xt.clone(), &window, count)), &mean, 1e-14, "average");
+                close(&back(generic::avg_pool3d::<Flex>(xt.clone(), &window, count)), &mean, 1e-14, "generic average");
+                close(&average::<f32>(&cast(&x), &window, count), &mean, 1e-6, "f32 average");
+                close(
+                    &back(super::super::avg_pool3d_grad::<Flex>(gt.clone(), &window, count)),
+                    spread,
+                    1e-14,
+                    "average grad",
+                );
+                close(
+                    &back(generic::avg_pool3d_grad::<Flex>(gt.clone(), &window, count)),
+                    spread,
+                    1e-14,
+                    "generic average grad",
+                );
+                close(&average_grad::<f32>(&cast(&g), &window, count), spread, 1e-6, "f32 average grad");
+            }
+        }
+    }
+}
+
+#[test]
+fn views_and_half_precision_are_read_right() {
+    let mut rng = Rng(6);
+    let axis = WindowAxis { input: 4, output: 4, kernel: 3, stride: 1, dilation: 1, offset: 1 };
+    let x = flex::<f32>(&rng.values(2 * 3 * 64), [3, 2, 4, 4, 4]).transpose(0, 1);
+    let w = flex::<f32>(&rng.values(5 * 3 * 27), [5, 3, 3, 3, 3]);
+    let y = super::super::conv3d::<Flex>(x.clone(), w.clone(), None, &[axis; 3], 1);
+    let flat = super::super::conv3d::<Flex>(x.to_contiguous(), w.clone(), None, &[axis; 3], 1);
+    let y = back(y);
+    assert_eq!(y, back(flat));
+    let half = |t| <Flex as burn_backend::ops::FloatTensorOps<Flex>>::float_cast(t, burn_backend::FloatDType::BF16);
+    let low = super::super::conv3d::<Flex>(half(x.to_contiguous()), half(w), None, &[axis; 3], 1);
+    assert_eq!(low.dtype(), burn_backend::DType::BF16);
+    close(&back(low), &y, 0.02, "bf16");
+}

@@ -1,0 +1,256 @@
+//! Window operations made of Burn ops: for any backend, each with the meaning of its namesake in
+//! [`kernels`](super).
+
+use burn_backend::ops::ConvOptions;
+use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn_backend::{Backend, Scalar, Shape, Slice, TensorData, TensorMetadata, get_device_settings};
+
+use super::{Count, Window, inputs, outputs, taps_inside, with_extents};
+
+/// The part of the block that the windows read, as ranges of the block, and where it starts in the padded input
+/// that begins with the first window.
+fn overlap(window: &Window) -> Option<([Slice; 5], [Slice; 5])> {
+    let mut block = [Slice::full(); 5];
+    let mut padded = [Slice::full(); 5];
+    for (i, axis) in window.iter().enumerate() {
+        let lo = (-axis.offset).max(0);
+        let hi = (axis.span() as isize - axis.offset).min(axis.input as isize);
+        if hi <= lo {
+            return None;
+        }
+        block[2 + i] = Slice::new(lo, Some(hi), 1);
+        padded[2 + i] = Slice::new(lo + axis.offset, Some(hi + axis.offset), 1);
+    }
+    Some((block, padded))
+}
+
+/// The input from the first window's start to the last one's end, with `fill` outside the block.
+fn padded<B: Backend>(x: FloatTensor<B>, window: &Window, fill: f64) -> FloatTensor<B> {
+    let shape = x.shape();
+    let whole = window.iter().all(|a| a.offset == 0 && a.span() == a.input);
+    if whole {
+        return x;
+    }
+    let to = Shape::from(with_extents(shape[0], shape[1], window.map(|a| a.span())));
+    let out = B::float_full(to, Scalar::Float(fill), &B::float_device(&x), x.dtype().into());
+    match overlap(window) {
+        Some((block, place)) => B::float_slice_assign(out, &place, B::float_slice(x, &block)),
+        None => out,
+    }
+}
+
+/// The adjoint of [`padded`] with fill 0.
+fn unpadded<B: Backend>(grad: FloatTensor<B>, window: &Window) -> FloatTensor<B> {
+    let shape = grad.shape();
+    if window.iter().all(|a| a.offset == 0 && a.span() == a.input) {
+        return grad;
+    }
+    let to = Shape::from(with_extents(shape[0], shape[1], inputs(window)));
+    let out = B::float_zeros(to, &B::float_device(&grad), grad.dtype().into());
+    match overlap(window) {
+        Some((block, place)) => B::float_slice_assign(out, &block, B::float_slice(grad, &place)),
+        None => out,
+    }
+}
+
+fn options(window: &Window, groups: usize) -> ConvOptions<3> {
+    ConvOptions::new(window.map(|a| a.stride), [0; 3], window.map(|a| a.dilation), groups)
+}
+
+/// See [`conv3d`](super::conv3d).
+pub fn conv3d<B: Backend>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: Option<FloatTensor<B>>,
+    window: &Window,
+    groups: usize,
+) -> FloatTensor<B> {
+    B::conv3d(padded::<B>(x, window, 0.0), weight, bias, options(window, groups))
+}
+
+/// See [`conv3d_data_grad`](super::conv3d_data_grad).
+pub fn conv3d_data_grad<B: Backend>(
+    grad: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    window: &Window,
+    groups: usize,
+) -> FloatTensor<B> {
+    let shape = Shape::from(with_extents(grad.shape()[0], weight.shape()[1] * groups, window.map(|a| a.span())));
+    // Only its shape is read.
+    let x = B::float_empty(shape, &B::float_device(&grad), grad.dtype().into());
+    unpadded::<B>(B::conv3d_x_backward(x, weight, grad, options(window, groups)), window)
+}
+
+/// See [`conv3d_weight_grad`](super::conv3d_weight_grad).
+pub fn conv3d_weight_grad<B: Backend>(
+    x: FloatTensor<B>,
+    grad: FloatTensor<B>,
+    weight_shape: [usize; 5],
+    window: &Window,
+    groups: usize,
+) -> FloatTensor<B> {
+    // Only its shape is read.
+    let weight = B::float_empty(Shape::from(weight_shape), &B::float_device(&grad), grad.dtype().into());
+    B::conv3d_weight_backward(padded::<B>(x, window, 0.0), weight, grad, options(window, groups))
+}
+
+/// See [`max_pool3d`](super::max_pool3d).
+pub fn max_pool3d<B: Backend>(
+    x: FloatTensor<B>,
+    window: &Window,
+    origin: [isize; 3],
+    volume: [usize; 3],
+) -> (FloatTensor<B>, IntTensor<B>) {
+    let device = B::float_device(&x);
+    let bools = get_device_settings::<B>(&device).bool_dtype;
+    let [n, c] = [x.shape()[0], x.shape()[1]];
+    let extents = outputs(window);
+    let shape = Shape::from(with_extents(n, c, extents));
+    let x = padded::<B>(x, window, f64::NEG_INFINITY);
+    let [kd, kh, kw] = window.map(|a| a.kernel);
+    let mut best: Option<(FloatTensor<B>, IntTensor<B>)> = None;
+    for tap in 0..kd * kh * kw {
+        let t = [tap / (kh * kw), tap / kw % kh, tap % kw];
+        let mut slices = [Slice::full(); 5];
+        for (i, axis) in window.iter().enumerate() {
+            let start = t[i] * axis.dilation;
+            slices[2 + i] = Slice::new(
+                start as isize,
+                Some((start + (axis.output - 1) * axis.stride + 1) as isize),
+                axis.stride as isize,
+            );
+        }
+        let value = B::float_slice(x.clone(), &slices);
+        let at = TensorData::new(positions(window, t, origin, volume), Shape::from(with_extents(1, 1, extents)));
+        let at = B::int_expand(B::int_from_data(at, &device), shape.clone());
+        best = Some(match best {
+            None => (value, at),
+            Some((old, old_at)) => {
+                let nan = |t: &FloatTensor<B>| B::float_is_nan(t.clone(), bools);
+                let greater = B::float_greater(value.clone(), old.clone(), bools);
+                let first_nan = B::bool_and(nan(&value), B::bool_not(nan(&old)));
+                let first = B::int_lower_elem(old_at.clone(), Scalar::Int(0), bools);
+                let better: BoolTensor<B> = B::bool_or(B::bool_or(greater, first_nan), first);
+                (B::float_mask_where(old, better.clone(), value), B::int_mask_where(old_at, better, at))
+            }
+        });
+    }
+    best.expect("a window has taps")
+}
+
+/// For each output the position in the volume that tap `t` reads, -1 outside the block.
+fn positions(window: &Window, t: [usize; 3], origin: [isize; 3], volume: [usize; 3]) -> Vec<i64> {
+    let read = |i: usize| {
+        let axis = window[i];
+        (0..axis.output).map(move |o| {
+            let at = (o * axis.stride + t[i] * axis.dilation) as isize - axis.offset;
+            (0..axis.input as isize).contains(&at).then_some((at + origin[i]) as i64)
+        })
+    };
+    let [_, vh, vw] = volume.map(|v| v as i64);
+    let mut all = Vec::with_capacity(outputs(window).iter().product());
+    for z in read(0) {
+        for y in read(1) {
+            for x in read(2) {
+                all.push(match (z, y, x) {
+                    (Some(z), Some(y), Some(x)) => (z * vh + y) * vw + x,
+                    _ => -1,
+                });
+            }
+        }
+    }
+    all
+}
+
+/// See [`max_pool3d_grad`](super::max_pool3d_grad).
+pub fn max_pool3d_grad<B: Backend>(
+    grad: FloatTensor<B>,
+    indices: IntTensor<B>,
+    window: &Window,
+    origin: [isize; 3],
+    volume: [usize; 3],
+) -> FloatTensor<B> {
+    let device = B::float_device(&grad);
+    let bools = get_device_settings::<B>(&device).bool_dtype;
+    let [n, c] = [grad.shape()[0], grad.shape()[1]];
+    let count: usize = outputs(window).iter().product();
+    let block = inputs(window);
+    let flat = Shape::from([n * c, count]);
+    let int = |v: i64| Scalar::Int(v);
+    let [vh, vw] = [volume[1] as i64, volume[2] as i64];
+    let at = B::int_reshape(indices, flat.clone());
+    // The position within the block, one coordinate at a time, and whether any lies outside.
+    let mut outside = B::int_lower_elem(at.clone(), int(0), bools);
+    let coordinates = [
+        B::int_div_scalar(at.clone(), int(vh * vw)),
+        B::int_remainder_scalar(B::int_div_scalar(at.clone(), int(vw)), int(vh)),
+        B::int_remainder_scalar(at, int(vw)),
+    ];
+    let mut local: Option<IntTensor<B>> = None;
+    for (i, coordinate) in coordinates.into_iter().enumerate() {
+        let coordinate = B::int_sub_scalar(coordinate, int(origin[i] as i64));
+        let extent = block[i] as i64;
+        outside = B::bool_or(outside, B::int_lower_elem(coordinate.clone(), int(0), bools));
+        outside = B::bool_or(outside, B::int_greater_equal_elem(coordinate.clone(), int(extent), bools));
+        local = Some(match local {
+            None => coordinate,
+            Some(local) => B::int_add(B::int_mul_scalar(local, int(extent)), coordinate),
+        });
+    }
+    let local = B::int_mask_fill(local.expect("three coordinates"), outside.clone(), int(0));
+    let dtype = grad.dtype();
+    let grad = B::float_mask_fill(B::float_reshape(grad, flat), outside, Scalar::Float(0.0));
+    let zeros = B::float_zeros(Shape::from([n * c, block.iter().product()]), &device, dtype.into());
+    B::float_reshape(B::float_scatter_add(1, zeros, local, grad), Shape::from(with_extents(n, c, block)))
+}
+
+/// A kernel of ones, so that a convolution of one channel sums windows.
+fn ones<B: Backend>(like: &FloatTensor<B>, window: &Window) -> FloatTensor<B> {
+    let shape = Shape::from(with_extents(1, 1, window.map(|a| a.kernel)));
+    B::float_ones(shape, &B::float_device(like), like.dtype().into())
+}
+
+/// `sums` of windows, or gradients of them, divided by the counts.
+fn divided<B: Backend>(sums: FloatTensor<B>, window: &Window, count: Count) -> FloatTensor<B> {
+    match count {
+        Count::Padded => {
+            let taps: usize = window.iter().map(|a| a.kernel).product();
+            B::float_mul_scalar(sums, Scalar::Float(1.0 / taps as f64))
+        }
+        Count::Inside => {
+            let [d, h, w] =
+                [0, 1, 2].map(|i| (0..window[i].output).map(|o| taps_inside(&window[i], o).max(1)).collect::<Vec<_>>());
+            let scales: Vec<f64> = d
+                .iter()
+                .flat_map(|d| h.iter().map(move |h| d * h))
+                .flat_map(|dh| w.iter().map(move |w| 1.0 / (dh * w) as f64))
+                .collect();
+            let data =
+                TensorData::new(scales, Shape::from(with_extents(1, 1, outputs(window)))).convert_dtype(sums.dtype());
+            let scales = B::float_from_data(data, &B::float_device(&sums));
+            B::float_mul(sums, scales)
+        }
+    }
+}
+
+/// The channels of a tensor as samples of one channel each.
+fn single_channel<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, [usize; 2]) {
+    let [n, c, d, h, w] = x.shape().dims();
+    (B::float_reshape(x, Shape::from([n * c, 1, d, h, w])), [n, c])
+}
+
+/// See [`avg_pool3d`](super::avg_pool3d).
+pub fn avg_pool3d<B: Backend>(x: FloatTensor<B>, window: &Window, count: Count) -> FloatTensor<B> {
+    let (x, [n, c]) = single_channel::<B>(padded::<B>(x, window, 0.0));
+    let kernel = ones::<B>(&x, window);
+    let sums = B::conv3d(x, kernel, None, options(window, 1));
+    divided::<B>(B::float_reshape(sums, Shape::from(with_extents(n, c, outputs(window)))), window, count)
+}
+
+/// See [`avg_pool3d_grad`](super::avg_pool3d_grad).
+pub fn avg_pool3d_grad<B: Backend>(grad: FloatTensor<B>, window: &Window, count: Count) -> FloatTensor<B> {
+    let (grad, [n, c]) = single_channel::<B>(divided::<B>(grad, window, count));
+    let kernel = ones::<B>(&grad, window);
+    let out = conv3d_data_grad::<B>(grad, kernel, window, 1);
+    B::float_reshape(out, Shape::from(with_extents(n, c, inputs(window))))
+}

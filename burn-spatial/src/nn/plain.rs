@@ -1,0 +1,218 @@
+//! [`WindowBackend`](super::WindowBackend) for backends whose tensors are whole: bodies for any of them.
+
+use burn_backend::tensor::{FloatTensor, IntTensor};
+use burn_backend::{Backend, Shape, Slice, TensorMetadata};
+
+use super::{ConvSpec, PaddingMode, PoolSpec};
+use crate::kernels::{self, Window};
+
+/// Implements [`WindowBackend`](super::WindowBackend) for a backend whose tensors are whole.
+macro_rules! plain_window_backend {
+    ($backend:ty) => {
+        impl super::WindowBackend for $backend {
+            type Placement = [usize; 5];
+
+            fn placement(x: &FloatTensor<Self>) -> [usize; 5] {
+                x.shape().dims()
+            }
+            fn conv3d_padded(
+                x: FloatTensor<Self>,
+                weight: FloatTensor<Self>,
+                bias: Option<FloatTensor<Self>>,
+                spec: &ConvSpec,
+            ) -> FloatTensor<Self> {
+                self::conv3d::<Self>(x, weight, bias, spec)
+            }
+            fn conv3d_padded_x_grad(
+                x: &[usize; 5],
+                weight: FloatTensor<Self>,
+                grad: FloatTensor<Self>,
+                spec: &ConvSpec,
+            ) -> FloatTensor<Self> {
+                self::conv3d_x_grad::<Self>(*x, weight, grad, spec)
+            }
+            fn conv3d_padded_weight_grad(
+                x: FloatTensor<Self>,
+                grad: FloatTensor<Self>,
+                weight_shape: [usize; 5],
+                spec: &ConvSpec,
+            ) -> FloatTensor<Self> {
+                self::conv3d_weight_grad::<Self>(x, grad, weight_shape, spec)
+            }
+            fn conv3d_padded_bias_grad(grad: FloatTensor<Self>) -> FloatTensor<Self> {
+                self::conv3d_bias_grad::<Self>(grad)
+            }
+            fn max_pool3d(x: FloatTensor<Self>, spec: &PoolSpec) -> (FloatTensor<Self>, IntTensor<Self>) {
+                self::max_pool3d::<Self>(x, spec)
+            }
+            fn max_pool3d_grad(
+                x: &[usize; 5],
+                grad: FloatTensor<Self>,
+                indices: IntTensor<Self>,
+                spec: &PoolSpec,
+            ) -> FloatTensor<Self> {
+                self::max_pool3d_grad::<Self>(*x, grad, indices, spec)
+            }
+            fn avg_pool3d(x: FloatTensor<Self>, spec: &PoolSpec) -> FloatTensor<Self> {
+                self::avg_pool3d::<Self>(x, spec)
+            }
+            fn avg_pool3d_grad(x: &[usize; 5], grad: FloatTensor<Self>, spec: &PoolSpec) -> FloatTensor<Self> {
+                self::avg_pool3d_grad::<Self>(*x, grad, spec)
+            }
+        }
+    };
+}
+
+plain_window_backend!(burn_flex::Flex);
+
+fn conv_window(x: [usize; 5], weight: [usize; 5], spec: &ConvSpec) -> Window {
+    spec.window(x, weight).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn pool_window(x: [usize; 5], spec: &PoolSpec) -> Window {
+    spec.window(x).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// `window` over the wrapped volume, whose first voxel is the first one the first window reads.
+fn wrapped(window: Window, spec: &ConvSpec) -> Window {
+    let mut window = window;
+    for (axis, (lo, hi)) in window.iter_mut().zip(spec.padding) {
+        axis.input += lo + hi;
+        axis.offset = 0;
+    }
+    window
+}
+
+/// `from..to` along `dim`, the whole of the others.
+fn along(dim: usize, from: usize, to: usize) -> [Slice; 5] {
+    let mut slices = [Slice::full(); 5];
+    slices[dim] = Slice::new(from as isize, Some(to as isize), 1);
+    slices
+}
+
+/// x with the other end of each axis attached: `lo` voxels before it, `hi` behind. Neither is larger than the axis.
+pub fn wrap<B: Backend>(x: FloatTensor<B>, padding: [(usize, usize); 3]) -> FloatTensor<B> {
+    let mut x = x;
+    for (i, (lo, hi)) in padding.into_iter().enumerate() {
+        let (dim, n) = (2 + i, x.shape()[2 + i]);
+        let mut parts = Vec::with_capacity(3);
+        if lo > 0 {
+            parts.push(B::float_slice(x.clone(), &along(dim, n - lo, n)));
+        }
+        let tail = (hi > 0).then(|| B::float_slice(x.clone(), &along(dim, 0, hi)));
+        parts.push(x);
+        parts.extend(tail);
+        x = if parts.len() == 1 { parts.swap_remove(0) } else { B::float_cat(parts, dim) };
+    }
+    x
+}
+
+/// The adjoint of [`wrap`]: adds what lies outside back to the other end.
+pub fn fold<B: Backend>(grad: FloatTensor<B>, padding: [(usize, usize); 3]) -> FloatTensor<B> {
+    let mut grad = grad;
+    for (i, (lo, hi)) in padding.into_iter().enumerate() {
+        if lo + hi == 0 {
+            continue;
+        }
+        let (dim, n) = (2 + i, grad.shape()[2 + i] - lo - hi);
+        let mut inner = B::float_slice(grad.clone(), &along(dim, lo, lo + n));
+        for (from, to, len) in [(0, n - lo, lo), (lo + n, 0, hi)] {
+            if len > 0 {
+                let place = along(dim, to, to + len);
+                let outside = B::float_slice(grad.clone(), &along(dim, from, from + len));
+                let sum = B::float_add(B::float_slice(inner.clone(), &place), outside);
+                inner = B::float_slice_assign(inner, &place, sum);
+            }
+        }
+        grad = inner;
+    }
+    grad
+}
+
+/// See [`WindowBackend::conv3d_padded`](super::WindowBackend::conv3d_padded).
+pub fn conv3d<B: Backend>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: Option<FloatTensor<B>>,
+    spec: &ConvSpec,
+) -> FloatTensor<B> {
+    let window = conv_window(x.shape().dims(), weight.shape().dims(), spec);
+    match spec.mode {
+        PaddingMode::Zeros => kernels::conv3d::<B>(x, weight, bias, &window, spec.groups),
+        PaddingMode::Periodic => {
+            kernels::conv3d::<B>(wrap::<B>(x, spec.padding), weight, bias, &wrapped(window, spec), spec.groups)
+        }
+    }
+}
+
+/// See [`WindowBackend::conv3d_padded_x_grad`](super::WindowBackend::conv3d_padded_x_grad).
+pub fn conv3d_x_grad<B: Backend>(
+    x: [usize; 5],
+    weight: FloatTensor<B>,
+    grad: FloatTensor<B>,
+    spec: &ConvSpec,
+) -> FloatTensor<B> {
+    let window = conv_window(x, weight.shape().dims(), spec);
+    match spec.mode {
+        PaddingMode::Zeros => kernels::conv3d_data_grad::<B>(grad, weight, &window, spec.groups),
+        PaddingMode::Periodic => {
+            let grad = kernels::conv3d_data_grad::<B>(grad, weight, &wrapped(window, spec), spec.groups);
+            fold::<B>(grad, spec.padding)
+        }
+    }
+}
+
+/// See [`WindowBackend::conv3d_padded_weight_grad`](super::WindowBackend::conv3d_padded_weight_grad).
+pub fn conv3d_weight_grad<B: Backend>(
+    x: FloatTensor<B>,
+    grad: FloatTensor<B>,
+    weight_shape: [usize; 5],
+    spec: &ConvSpec,
+) -> FloatTensor<B> {
+    let window = conv_window(x.shape().dims(), weight_shape, spec);
+    match spec.mode {
+        PaddingMode::Zeros => kernels::conv3d_weight_grad::<B>(x, grad, weight_shape, &window, spec.groups),
+        PaddingMode::Periodic => kernels::conv3d_weight_grad::<B>(
+            wrap::<B>(x, spec.padding),
+            grad,
+            weight_shape,
+            &wrapped(window, spec),
+            spec.groups,
+        ),
+    }
+}
+
+/// See [`WindowBackend::conv3d_padded_bias_grad`](super::WindowBackend::conv3d_padded_bias_grad).
+pub fn conv3d_bias_grad<B: Backend>(grad: FloatTensor<B>) -> FloatTensor<B> {
+    let [n, c, d, h, w] = grad.shape().dims();
+    let grad = B::float_sum_dim(B::float_reshape(grad, Shape::from([n, c, d * h * w])), 2);
+    B::float_reshape(B::float_sum_dim(grad, 0), Shape::from([c]))
+}
+
+/// See [`WindowBackend::max_pool3d`](super::WindowBackend::max_pool3d).
+pub fn max_pool3d<B: Backend>(x: FloatTensor<B>, spec: &PoolSpec) -> (FloatTensor<B>, IntTensor<B>) {
+    let window = pool_window(x.shape().dims(), spec);
+    kernels::max_pool3d::<B>(x, &window, [0; 3], window.map(|a| a.input))
+}
+
+/// See [`WindowBackend::max_pool3d_grad`](super::WindowBackend::max_pool3d_grad).
+pub fn max_pool3d_grad<B: Backend>(
+    x: [usize; 5],
+    grad: FloatTensor<B>,
+    indices: IntTensor<B>,
+    spec: &PoolSpec,
+) -> FloatTensor<B> {
+    let window = pool_window(x, spec);
+    kernels::max_pool3d_grad::<B>(grad, indices, &window, [0; 3], window.map(|a| a.input))
+}
+
+/// See [`WindowBackend::avg_pool3d`](super::WindowBackend::avg_pool3d).
+pub fn avg_pool3d<B: Backend>(x: FloatTensor<B>, spec: &PoolSpec) -> FloatTensor<B> {
+    let window = pool_window(x.shape().dims(), spec);
+    kernels::avg_pool3d::<B>(x, &window, spec.count())
+}
+
+/// See [`WindowBackend::avg_pool3d_grad`](super::WindowBackend::avg_pool3d_grad).
+pub fn avg_pool3d_grad<B: Backend>(x: [usize; 5], grad: FloatTensor<B>, spec: &PoolSpec) -> FloatTensor<B> {
+    kernels::avg_pool3d_grad::<B>(grad, &pool_window(x, spec), spec.count())
+}

@@ -1,0 +1,270 @@
+//! What a window operation on a whole volume is, and the backends that can run it.
+
+use std::fmt::Debug;
+
+use burn_backend::Backend;
+use burn_backend::tensor::{FloatTensor, IntTensor};
+use serde::{Deserialize, Serialize};
+
+use crate::kernels::{Count, Window, WindowAxis};
+
+/// What lies outside a volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum PaddingMode {
+    /// Zeros.
+    #[default]
+    Zeros,
+    /// The other end of the volume.
+    Periodic,
+}
+
+/// A 3D convolution. Arrays are depth, height, width.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConvSpec {
+    /// Voxels between outputs.
+    pub stride: [usize; 3],
+    /// Voxels added before and after the volume.
+    pub padding: [(usize, usize); 3],
+    /// What these voxels hold.
+    pub mode: PaddingMode,
+    /// Voxels between taps.
+    pub dilation: [usize; 3],
+    /// Independent groups of channels.
+    pub groups: usize,
+}
+
+impl Default for ConvSpec {
+    /// Stride 1, no padding, dilation 1, one group.
+    fn default() -> Self {
+        ConvSpec { stride: [1; 3], padding: [(0, 0); 3], mode: PaddingMode::Zeros, dilation: [1; 3], groups: 1 }
+    }
+}
+
+/// A 3D pool (dilation 1). Arrays are depth, height, width.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PoolSpec {
+    /// Taps.
+    pub kernel: [usize; 3],
+    /// Voxels between outputs.
+    pub stride: [usize; 3],
+    /// Voxels added on each side; uncounted minus infinity for a maximum.
+    pub padding: [usize; 3],
+    /// Whether an average counts them.
+    pub count_include_pad: bool,
+}
+
+/// Why a window operation cannot be done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// A number that must not be zero is.
+    #[error("{what} of a window operation must be at least 1 along every axis, but is {got:?}")]
+    Zero {
+        /// Which number.
+        what: &'static str,
+        /// What was given.
+        got: Vec<usize>,
+    },
+    /// The kernel reaches beyond the padded input.
+    #[error(
+        "along the {axis} the kernel spans {span} voxels, but the padded input has only {padded} ({input} + padding): use a smaller kernel or dilation, or more padding"
+    )]
+    KernelTooLarge {
+        /// Depth, height or width.
+        axis: &'static str,
+        /// From the first to the last tap.
+        span: usize,
+        /// Input extent with padding.
+        padded: usize,
+        /// Input extent.
+        input: usize,
+    },
+    /// A pool window could lie wholly in padding.
+    #[error("along the {axis} the padding {padding} of a pool is more than half its kernel {kernel}")]
+    PoolPadding {
+        /// Depth, height or width.
+        axis: &'static str,
+        /// The padding.
+        padding: usize,
+        /// The kernel.
+        kernel: usize,
+    },
+    /// Periodic padding reaches around more than once.
+    #[error("along the {axis} the periodic padding {padding:?} is larger than the input extent {input}")]
+    PeriodicPadding {
+        /// Depth, height or width.
+        axis: &'static str,
+        /// Before and after.
+        padding: (usize, usize),
+        /// Input extent.
+        input: usize,
+    },
+    /// Channels and groups disagree.
+    #[error("{input} input and {output} output channels do not divide into {groups} groups")]
+    Groups {
+        /// Input channels.
+        input: usize,
+        /// Output channels.
+        output: usize,
+        /// Groups.
+        groups: usize,
+    },
+    /// The input has other channels than the weight.
+    #[error("the input has {got} channels, but the weight is for {expected}")]
+    Channels {
+        /// Channels of the input.
+        got: usize,
+        /// Channels of the weight times groups.
+        expected: usize,
+    },
+}
+
+const AXES: [&str; 3] = ["depth", "height", "width"];
+
+fn nonzero(what: &'static str, got: &[usize]) -> Result<(), SpecError> {
+    if got.contains(&0) { Err(SpecError::Zero { what, got: got.to_vec() }) } else { Ok(()) }
+}
+
+/// One axis: floor((input + padding - span) / stride) + 1 outputs.
+fn axis(
+    i: usize,
+    input: usize,
+    kernel: usize,
+    stride: usize,
+    dilation: usize,
+    (lo, hi): (usize, usize),
+) -> Result<WindowAxis, SpecError> {
+    let (span, padded) = ((kernel - 1) * dilation + 1, input + lo + hi);
+    let Some(room) = padded.checked_sub(span) else {
+        return Err(SpecError::KernelTooLarge { axis: AXES[i], span, padded, input });
+    };
+    Ok(WindowAxis { input, output: room / stride + 1, kernel, stride, dilation, offset: lo as isize })
+}
+
+fn axes(f: impl Fn(usize) -> Result<WindowAxis, SpecError>) -> Result<Window, SpecError> {
+    Ok([f(0)?, f(1)?, f(2)?])
+}
+
+impl ConvSpec {
+    /// Whether the options alone make sense, for `channels` in and out.
+    pub fn check(&self, channels: [usize; 2], kernel: [usize; 3]) -> Result<(), SpecError> {
+        nonzero("the kernel", &kernel)?;
+        nonzero("the stride", &self.stride)?;
+        nonzero("the dilation", &self.dilation)?;
+        nonzero("the number of groups", &[self.groups])?;
+        let [input, output] = channels;
+        if !input.is_multiple_of(self.groups) || !output.is_multiple_of(self.groups) {
+            return Err(SpecError::Groups { input, output, groups: self.groups });
+        }
+        Ok(())
+    }
+
+    /// The windows over a whole input x for a weight, after checking that they fit. Periodic padding keeps its
+    /// offset: what lies outside comes from the other end.
+    pub fn window(&self, x: [usize; 5], weight: [usize; 5]) -> Result<Window, SpecError> {
+        let ([_, channels, input @ ..], [out_channels, per_group, kernel @ ..]) = (x, weight);
+        self.check([per_group * self.groups, out_channels], kernel)?;
+        if channels != per_group * self.groups {
+            return Err(SpecError::Channels { got: channels, expected: per_group * self.groups });
+        }
+        axes(|i| {
+            let (lo, hi) = self.padding[i];
+            if self.mode == PaddingMode::Periodic && lo.max(hi) > input[i] {
+                return Err(SpecError::PeriodicPadding { axis: AXES[i], padding: (lo, hi), input: input[i] });
+            }
+            axis(i, input[i], kernel[i], self.stride[i], self.dilation[i], (lo, hi))
+        })
+    }
+}
+
+impl PoolSpec {
+    /// Whether the options alone make sense. As in PyTorch, padding is at most half the kernel, so that no window
+    /// lies wholly in padding.
+    pub fn check(&self) -> Result<(), SpecError> {
+        nonzero("the kernel", &self.kernel)?;
+        nonzero("the stride", &self.stride)?;
+        match (0..3).find(|&i| self.padding[i] > self.kernel[i] / 2) {
+            Some(i) => Err(SpecError::PoolPadding { axis: AXES[i], padding: self.padding[i], kernel: self.kernel[i] }),
+            None => Ok(()),
+        }
+    }
+
+    /// The windows over a whole input x, after checking that they fit.
+    pub fn window(&self, x: [usize; 5]) -> Result<Window, SpecError> {
+        self.check()?;
+        axes(|i| axis(i, x[2 + i], self.kernel[i], self.stride[i], 1, (self.padding[i], self.padding[i])))
+    }
+
+    /// What an average divides by.
+    pub fn count(&self) -> Count {
+        if self.count_include_pad { Count::Padded } else { Count::Inside }
+    }
+}
+
+/// The padding (before, after) of one axis that gives ceil(input / stride) outputs: as little as possible, and where
+/// it is odd the extra voxel lies behind (the convention of ONNX's SAME_UPPER and of TensorFlow). An even kernel with
+/// stride 1 gets (kernel / 2 - 1, kernel / 2), k = 3 with stride 2 on an even extent (0, 1). Zero strides, kernels
+/// and dilations count as 1.
+pub fn same_padding(input: usize, kernel: usize, stride: usize, dilation: usize) -> (usize, usize) {
+    let (kernel, stride, dilation) = (kernel.max(1), stride.max(1), dilation.max(1));
+    let outputs = input.div_ceil(stride);
+    let needed = outputs.saturating_sub(1) * stride + (kernel - 1) * dilation + 1;
+    let total = needed.saturating_sub(input);
+    (total / 2, total - total / 2)
+}
+
+/// A backend that runs window operations on whole volumes `[N, C, D, H, W]`. Specs are taken to fit the shapes: the
+/// modules check that with [`ConvSpec::window`] and [`PoolSpec::window`]. On a backend that splits volumes every
+/// method is collective.
+pub trait WindowBackend: Backend {
+    /// What a backward pass needs to know of an input without keeping its values: its shape, or its layout on a
+    /// backend that splits volumes.
+    type Placement: Clone + Send + Sync + Debug + 'static;
+
+    /// The placement of `x`.
+    fn placement(x: &FloatTensor<Self>) -> Self::Placement;
+
+    /// Convolution: x `[N, Cin, in..]`, weight `[Cout, Cin / groups, kernel..]`, bias `[Cout]` -> `[N, Cout, out..]`.
+    fn conv3d_padded(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+        spec: &ConvSpec,
+    ) -> FloatTensor<Self>;
+
+    /// The gradient of the convolution's x.
+    fn conv3d_padded_x_grad(
+        x: &Self::Placement,
+        weight: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        spec: &ConvSpec,
+    ) -> FloatTensor<Self>;
+
+    /// The gradient of the convolution's weight.
+    fn conv3d_padded_weight_grad(
+        x: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        weight_shape: [usize; 5],
+        spec: &ConvSpec,
+    ) -> FloatTensor<Self>;
+
+    /// The gradient of the convolution's bias: the sum over everything but channels.
+    fn conv3d_padded_bias_grad(grad: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// The maxima `[N, C, out..]` and where each lies: its flat position in the volume D x H x W. The first maximum
+    /// in scan order wins, NaN propagates.
+    fn max_pool3d(x: FloatTensor<Self>, spec: &PoolSpec) -> (FloatTensor<Self>, IntTensor<Self>);
+
+    /// The gradient of the maximum's x.
+    fn max_pool3d_grad(
+        x: &Self::Placement,
+        grad: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+        spec: &PoolSpec,
+    ) -> FloatTensor<Self>;
+
+    /// The means `[N, C, out..]`.
+    fn avg_pool3d(x: FloatTensor<Self>, spec: &PoolSpec) -> FloatTensor<Self>;
+
+    /// The gradient of the mean's x.
+    fn avg_pool3d_grad(x: &Self::Placement, grad: FloatTensor<Self>, spec: &PoolSpec) -> FloatTensor<Self>;
+}
