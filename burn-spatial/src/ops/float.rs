@@ -2,8 +2,9 @@
 
 use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
+use burn_backend::tensor::IndexingUpdateOp;
 use burn_backend::{Backend, Distribution, ExecutionError, Scalar, TensorData, TensorMetadata, get_device_settings};
-use burn_std::{BoolDType, FloatDType, IndexingUpdateOp, IntDType, Shape, Slice};
+use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
 use super::*;
 use crate::Spatial;

@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use burn_backend::ops::IntTensorOps;
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
+use burn_backend::tensor::IndexingUpdateOp;
 use burn_backend::{Backend, Distribution, ExecutionError, Scalar, TensorData, TensorMetadata, get_device_settings};
-use burn_std::{BoolDType, FloatDType, IndexingUpdateOp, IntDType, Shape, Slice};
+use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
 use super::*;
 use crate::Spatial;

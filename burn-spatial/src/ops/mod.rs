@@ -25,6 +25,8 @@ mod transaction;
 mod window;
 
 pub(crate) use index::*;
+pub use quantized::SpatialQuantized;
+pub use window::Placement;
 
 /// Element-wise, one operand.
 pub(crate) fn map<B: Backend, K: Kind<B>, R: Kind<B>>(
