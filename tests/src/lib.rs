@@ -4,4 +4,5 @@
 
 pub mod comm_checks;
 pub mod fixtures;
+pub mod grid;
 pub mod npz;
