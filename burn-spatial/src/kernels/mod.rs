@@ -61,6 +61,12 @@ fn flex<T: 'static>(t: &T) -> Option<FlexTensor> {
     matches!(t.dtype(), DType::F32 | DType::F64).then(|| t.to_contiguous())
 }
 
+/// [`flex`] of two tensors of one type.
+fn flex_pair<T: 'static>(a: &T, b: &T) -> Option<(FlexTensor, FlexTensor)> {
+    let (a, b) = (flex(a)?, flex(b)?);
+    (a.dtype() == b.dtype()).then_some((a, b))
+}
+
 /// The backend's primitive, which is a Flex tensor wherever [`flex`] gave one.
 fn primitive<T: 'static>(t: FlexTensor) -> T {
     let mut t = Some(t);
@@ -106,17 +112,15 @@ pub fn conv3d<B: Backend>(
     window: &Window,
     groups: usize,
 ) -> FloatTensor<B> {
-    let bias_flex = bias.as_ref().map(flex);
-    let (Some(fx), Some(fw)) = (flex(&x), flex(&weight)) else {
-        return generic::conv3d::<B>(x, weight, bias, window, groups);
-    };
-    let (Some(fb), true) = (bias_flex.map_or(Some(None), |b| b.map(Some)), fx.dtype() == fw.dtype()) else {
+    let flex_bias = bias.as_ref().map(flex);
+    let (Some((fx, fw)), Some(fb)) = (flex_pair(&x, &weight), flex_bias.map_or(Some(None), |b| b.map(Some))) else {
         return generic::conv3d::<B>(x, weight, bias, window, groups);
     };
     let [n, cin, cout] = [x.shape()[0], x.shape()[1], weight.shape()[0]];
+    let own = cpu::Conv::new(cpu::Isa::get(), n, [cin, cout], window, groups);
     primitive(typed!(fx, T => {
         let bias = fb.as_ref().map(cpu::slice::<T>);
-        let out = cpu::conv::<T>(cpu::Isa::get(), cpu::slice(&fx), cpu::slice(&fw), bias, n, [cin, cout], window, groups);
+        let out = own.forward::<T>(cpu::slice(&fx), cpu::slice(&fw), bias);
         cpu::tensor(out, with_extents(n, cout, outputs(window)))
     }))
 }
@@ -128,12 +132,13 @@ pub fn conv3d_data_grad<B: Backend>(
     window: &Window,
     groups: usize,
 ) -> FloatTensor<B> {
-    let (Some(fg), Some(fw)) = (flex(&grad), flex(&weight)) else {
+    let Some((fg, fw)) = flex_pair(&grad, &weight) else {
         return generic::conv3d_data_grad::<B>(grad, weight, window, groups);
     };
     let [n, cin, cout] = [grad.shape()[0], weight.shape()[1] * groups, weight.shape()[0]];
+    let own = cpu::Conv::new(cpu::Isa::get(), n, [cin, cout], window, groups);
     primitive(typed!(fg, T => {
-        let out = cpu::conv_data_grad::<T>(cpu::Isa::get(), cpu::slice(&fg), cpu::slice(&fw), n, [cin, cout], window, groups);
+        let out = own.data_grad::<T>(cpu::slice(&fg), cpu::slice(&fw));
         cpu::tensor(out, with_extents(n, cin, inputs(window)))
     }))
 }
@@ -146,12 +151,13 @@ pub fn conv3d_weight_grad<B: Backend>(
     window: &Window,
     groups: usize,
 ) -> FloatTensor<B> {
-    let (Some(fx), Some(fg)) = (flex(&x), flex(&grad)) else {
+    let Some((fx, fg)) = flex_pair(&x, &grad) else {
         return generic::conv3d_weight_grad::<B>(x, grad, weight_shape, window, groups);
     };
     let [n, cin, cout] = [x.shape()[0], x.shape()[1], weight_shape[0]];
+    let own = cpu::Conv::new(cpu::Isa::get(), n, [cin, cout], window, groups);
     primitive(typed!(fx, T => {
-        let out = cpu::conv_weight_grad::<T>(cpu::Isa::get(), cpu::slice(&fx), cpu::slice(&fg), n, [cin, cout], window, groups);
+        let out = own.weight_grad::<T>(cpu::slice(&fx), cpu::slice(&fg));
         cpu::tensor(out, weight_shape)
     }))
 }

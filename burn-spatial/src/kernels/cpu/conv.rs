@@ -199,7 +199,6 @@ impl Gather {
         &self,
         x: &[T],
         per_sample: usize,
-        first_channel: usize,
         columns: Range<usize>,
         runs: &[Run],
         width: usize,
@@ -208,7 +207,7 @@ impl Gather {
         let [_, ah, aw] = &self.0;
         let (kh, kw, taps, source) = (ah.bases.len(), aw.bases.len(), self.taps(), self.source());
         for (i, column) in columns.enumerate() {
-            let (c, tap) = (first_channel + column / taps, column % taps);
+            let (c, tap) = (column / taps, column % taps);
             let (td, th, tw) = (tap / (kh * kw), tap / kw % kh, tap % kw);
             for run in runs {
                 let mut out = out[run.column * width..(run.column + run.len) * width].iter_mut().skip(i).step_by(width);
@@ -235,9 +234,8 @@ fn copy<T: Copy>(from: &[T], to: &mut [T]) {
     let mut from = from.chunks_exact(8);
     let mut to = to.chunks_exact_mut(8);
     for (from, to) in from.by_ref().zip(to.by_ref()) {
-        for i in 0..8 {
-            to[i] = from[i];
-        }
+        // A length known here is not a call.
+        to[..8].copy_from_slice(&from[..8]);
     }
     for (from, to) in from.remainder().iter().zip(to.into_remainder()) {
         *to = *from;
@@ -273,276 +271,313 @@ fn with_scratch<T: Real, R>(packed: usize, sums: usize, f: impl FnOnce(&mut [T],
     })
 }
 
-/// How a convolution of `groups` groups maps `source` channels onto `target` channels.
-struct Channels {
-    source: usize,
-    target: usize,
+/// A convolution of x `[samples, channels[0], in..]` to `[samples, channels[1], out..]` with a weight
+/// `[channels[1], channels[0] / groups, kernel..]`.
+pub(crate) struct Conv {
+    isa: Isa,
+    samples: usize,
+    channels: [usize; 2],
     groups: usize,
+    gather: Gather,
 }
 
-/// `out[target channel][position] = bias + sum over source channels and taps of matrix * gathered x`. The matrix is
-/// `[groups][target / groups][source / groups * taps]`.
-fn gather_product<T: Real>(
-    isa: Isa,
-    x: &[T],
-    samples: usize,
-    gather: &Gather,
-    channels: &Channels,
-    matrix: &[T],
-    bias: Option<&[T]>,
-    out: &mut [T],
-) {
-    let (taps, each) = (gather.taps(), gather.positions());
-    let (rows, inner) = (channels.target / channels.groups, channels.source / channels.groups);
-    let (depth, positions) = (inner * taps, each * samples);
-    if positions == 0 || rows == 0 {
-        return;
+impl Conv {
+    /// `isa` must be available on this machine.
+    pub(crate) fn new(isa: Isa, samples: usize, channels: [usize; 2], window: &Window, groups: usize) -> Conv {
+        Conv { isa, samples, channels, groups, gather: Gather::new(window) }
     }
-    let panel = VECTORS * T::lanes(isa);
-    let threads = rayon::current_num_threads();
-    // How the work is cut depends on the threads, the order of each sum does not.
-    let panels = positions.div_ceil(panel).div_ceil(2 * threads).clamp(1, PANELS);
-    let tiles = positions.div_ceil(panels * panel);
-    let parts = match threads {
-        1 => 1,
-        _ => (2 * threads).div_ceil(tiles * channels.groups).clamp(1, rows.div_ceil(16)),
-    };
-    let part_rows = rows.div_ceil(parts).next_multiple_of(4);
-    let block = (DEPTH / taps).clamp(1, inner);
-    let shared = Shared(out.as_mut_ptr());
 
-    (0..channels.groups * tiles * parts).into_par_iter().for_each(|task| {
-        let (group, tile, part) = (task / (tiles * parts), task / parts % tiles, task % parts);
-        let m = (part * part_rows).min(rows)..((part + 1) * part_rows).min(rows);
-        if m.is_empty() {
-            return;
+    /// Input and output channels of a group.
+    fn group_channels(&self) -> [usize; 2] {
+        self.channels.map(|c| c / self.groups)
+    }
+
+    /// The output: the product of the weight, as it lies, with packed windows.
+    pub(crate) fn forward<T: Real>(&self, x: &[T], weight: &[T], bias: Option<&[T]>) -> Vec<T> {
+        let Conv { isa, samples, channels, groups, ref gather } = *self;
+        let [inner, rows] = self.group_channels();
+        let (taps, each) = (gather.taps(), gather.positions());
+        let (depth, positions) = (inner * taps, each * samples);
+        let mut out = vec![T::default(); samples * channels[1] * each];
+        if out.is_empty() {
+            return out;
         }
-        let p0 = tile * panels * panel;
-        let columns = (panels * panel).min(positions - p0);
-        let starts: Vec<usize> = (0..columns).step_by(panel).collect();
-        let runs: Vec<Vec<Run>> = starts.iter().map(|s| gather.runs(p0 + s..p0 + (s + panel).min(columns))).collect();
-        let ldc = starts.len() * panel;
-        with_scratch(block * taps * panel, m.len() * ldc, |packed: &mut [T], sums: &mut [T]| {
-            for c in (0..inner).step_by(block) {
-                let c_end = (c + block).min(inner);
-                for (start, runs) in starts.iter().zip(&runs) {
-                    let vectors = (columns - start).min(panel).div_ceil(T::lanes(isa));
+        let panel = VECTORS * T::lanes(isa);
+        let threads = rayon::current_num_threads();
+        // How the work is cut depends on the threads, the order of each sum does not.
+        let panels = positions.div_ceil(panel).div_ceil(2 * threads).clamp(1, PANELS);
+        let tiles = positions.div_ceil(panels * panel);
+        let parts = match threads {
+            1 => 1,
+            _ => (2 * threads).div_ceil(tiles * groups).clamp(1, rows.div_ceil(16)),
+        };
+        let part_rows = rows.div_ceil(parts).next_multiple_of(4);
+        let block = (DEPTH / taps).clamp(1, inner);
+        let shared = Shared(out.as_mut_ptr());
+
+        (0..groups * tiles * parts).into_par_iter().for_each(|task| {
+            let (group, tile, part) = (task / (tiles * parts), task / parts % tiles, task % parts);
+            let m = (part * part_rows).min(rows)..((part + 1) * part_rows).min(rows);
+            if m.is_empty() {
+                return;
+            }
+            let p0 = tile * panels * panel;
+            let columns = (panels * panel).min(positions - p0);
+            let starts: Vec<usize> = (0..columns).step_by(panel).collect();
+            let runs: Vec<Vec<Run>> =
+                starts.iter().map(|s| gather.runs(p0 + s..p0 + (s + panel).min(columns))).collect();
+            let ldc = starts.len() * panel;
+            with_scratch(block * taps * panel, m.len() * ldc, |packed: &mut [T], sums: &mut [T]| {
+                for c in (0..inner).step_by(block) {
+                    let c_end = (c + block).min(inner);
+                    for (start, runs) in starts.iter().zip(&runs) {
+                        let vectors = (columns - start).min(panel).div_ceil(T::lanes(isa));
+                        let width = vectors * T::lanes(isa);
+                        let packed = &mut packed[..(c_end - c) * taps * width];
+                        gather.pack(x, channels[0], group * inner + c..group * inner + c_end, runs, width, packed);
+                        let a = &weight[(group * rows + m.start) * depth + c * taps..];
+                        debug_assert!(a.len() >= (m.len() - 1) * depth + (c_end - c) * taps);
+                        // SAFETY: the extents above; `isa` comes from `Isa::available`.
+                        unsafe {
+                            T::product(
+                                isa,
+                                &Panel {
+                                    a: a.as_ptr(),
+                                    lda: depth,
+                                    step: 1,
+                                    rows: m.len(),
+                                    b: packed.as_ptr(),
+                                    depth: (c_end - c) * taps,
+                                    vectors,
+                                    c: sums[*start..].as_mut_ptr(),
+                                    ldc,
+                                    add: c > 0,
+                                },
+                            );
+                        }
+                    }
+                }
+                for (i, sums) in sums.chunks_exact(ldc).enumerate() {
+                    let channel = group * rows + m.start + i;
+                    let bias = bias.map_or(T::default(), |b| b[channel]);
+                    for (start, runs) in starts.iter().zip(&runs) {
+                        let [_, h, w] = &gather.0;
+                        for run in runs {
+                            let at = (run.d * h.count + run.h) * w.count + run.w;
+                            let at = (run.sample * channels[1] + channel) * each + at;
+                            // SAFETY: a task owns its channels and positions.
+                            let out = unsafe { shared.part(at, run.len) };
+                            out.iter_mut().zip(&sums[start + run.column..]).for_each(|(o, s)| *o = *s + bias);
+                        }
+                    }
+                }
+            });
+        });
+        out
+    }
+
+    /// The gradient of x: the product of the weight, turned over by its strides alone, with tiles of `grad`, each entry
+    /// added to the voxel its tap reads.
+    pub(crate) fn data_grad<T: Real>(&self, grad: &[T], weight: &[T]) -> Vec<T> {
+        let Conv { isa, samples, channels, groups, ref gather } = *self;
+        let [inner, depth] = self.group_channels();
+        let (taps, source, positions) = (gather.taps(), gather.source(), gather.positions());
+        let mut out = vec![T::default(); samples * channels[0] * source];
+        if out.is_empty() || positions == 0 || depth == 0 {
+            return out;
+        }
+        let [ad, ah, aw] = &gather.0;
+        let panel = VECTORS * T::lanes(isa);
+        // How the work is cut depends on the threads, the order of each sum does not: panels lie on one grid.
+        let wanted = 2 * rayon::current_num_threads();
+        let block = inner.div_ceil(wanted.div_ceil(samples * groups)).clamp(1, (DEPTH / taps).max(1));
+        let blocks = inner.div_ceil(block);
+        let slabs = wanted.div_ceil(samples * groups * blocks).clamp(1, (ad.source / 8).max(1));
+        let slab = ad.source.div_ceil(slabs);
+        let shared = Shared(out.as_mut_ptr());
+
+        (0..samples * groups * blocks * slabs).into_par_iter().for_each(|task| {
+            let (outer, first, part) = (task / (blocks * slabs), task / slabs % blocks * block, task % slabs);
+            let (sample, group) = (outer / groups, outer % groups);
+            let count = block.min(inner - first);
+            let planes = (part * slab).min(ad.source)..((part + 1) * slab).min(ad.source);
+            let area = ah.count * aw.count;
+            let reached = ad.outputs_of(&planes);
+            let a = &weight[(group * depth * inner + first) * taps..];
+            debug_assert!(a.len() >= (depth - 1) * inner * taps + count * taps);
+            with_scratch(depth * panel, count * taps * panel, |packed: &mut [T], sums: &mut [T]| {
+                for p0 in (reached.start * area / panel * panel..reached.end * area).step_by(panel) {
+                    let columns = panel.min(positions - p0);
+                    let vectors = columns.div_ceil(T::lanes(isa));
                     let width = vectors * T::lanes(isa);
-                    let packed = &mut packed[..(c_end - c) * taps * width];
-                    gather.pack(x, channels.source, group * inner + c..group * inner + c_end, runs, width, packed);
-                    let a = &matrix[(group * rows + m.start) * depth + c * taps..];
-                    debug_assert!(a.len() >= (m.len() - 1) * depth + (c_end - c) * taps);
+                    for (o, packed) in packed.chunks_exact_mut(width).take(depth).enumerate() {
+                        let from = (sample * channels[1] + group * depth + o) * positions + p0;
+                        copy(&grad[from..from + columns], &mut packed[..columns]);
+                    }
                     // SAFETY: the extents above; `isa` comes from `Isa::available`.
                     unsafe {
                         T::product(
                             isa,
                             &Panel {
                                 a: a.as_ptr(),
-                                lda: depth,
-                                step: 1,
-                                rows: m.len(),
+                                lda: 1,
+                                step: inner * taps,
+                                rows: count * taps,
                                 b: packed.as_ptr(),
-                                depth: (c_end - c) * taps,
+                                depth,
                                 vectors,
-                                c: sums[*start..].as_mut_ptr(),
-                                ldc,
-                                add: c > 0,
+                                c: sums.as_mut_ptr(),
+                                ldc: width,
+                                add: false,
                             },
                         );
                     }
-                }
-            }
-            for (i, sums) in sums.chunks_exact(ldc).enumerate() {
-                let channel = group * rows + m.start + i;
-                let bias = bias.map_or(T::default(), |b| b[channel]);
-                for (start, runs) in starts.iter().zip(&runs) {
-                    let [_, h, w] = &gather.0;
-                    for run in runs {
-                        let at = (run.d * h.count + run.h) * w.count + run.w;
-                        let at = (run.sample * channels.target + channel) * each + at;
-                        // SAFETY: a task owns its channels and positions.
-                        let out = unsafe { shared.part(at, run.len) };
-                        out.iter_mut().zip(&sums[start + run.column..]).for_each(|(o, s)| *o = *s + bias);
+                    let runs = gather.runs(p0..p0 + columns);
+                    for (c, sums) in sums.chunks_exact(taps * width).take(count).enumerate() {
+                        let at = ((sample * channels[0] + group * inner + first + c) * ad.source + planes.start)
+                            * ah.source
+                            * aw.source;
+                        // SAFETY: a task owns these planes of its channels.
+                        let out = unsafe { shared.part(at, planes.len() * ah.source * aw.source) };
+                        gather.scatter(sums, width, &runs, planes.start, out);
                     }
                 }
-            }
+            });
         });
-    });
-}
-
-/// x `[samples, source, in..]`, weight `[target, source / groups, kernel..]`, out `[samples, target, out..]`.
-pub(crate) fn conv<T: Real>(
-    isa: Isa,
-    x: &[T],
-    weight: &[T],
-    bias: Option<&[T]>,
-    samples: usize,
-    channels: [usize; 2],
-    window: &Window,
-    groups: usize,
-) -> Vec<T> {
-    let gather = Gather::new(window);
-    let mut out = vec![T::default(); samples * channels[1] * gather.positions()];
-    let channels = Channels { source: channels[0], target: channels[1], groups };
-    gather_product(isa, x, samples, &gather, &channels, weight, bias, &mut out);
-    out
-}
-
-/// The gradient of x: the product of the weight, turned over by its strides alone, with tiles of `grad`, each entry
-/// added to the voxel its tap reads. `channels` are those of x and of `grad`.
-pub(crate) fn conv_data_grad<T: Real>(
-    isa: Isa,
-    grad: &[T],
-    weight: &[T],
-    samples: usize,
-    channels: [usize; 2],
-    window: &Window,
-    groups: usize,
-) -> Vec<T> {
-    let gather = Gather::new(window);
-    let (inner, depth) = (channels[0] / groups, channels[1] / groups);
-    let (taps, source, positions) = (gather.taps(), gather.source(), gather.positions());
-    let mut out = vec![T::default(); samples * channels[0] * source];
-    if out.is_empty() || positions == 0 || depth == 0 {
-        return out;
+        out
     }
-    let [ad, ah, aw] = &gather.0;
-    let panel = VECTORS * T::lanes(isa);
-    // How the work is cut depends on the threads, the order of each sum does not: panels lie on one grid.
-    let wanted = 2 * rayon::current_num_threads();
-    let block = inner.div_ceil(wanted.div_ceil(samples * groups)).clamp(1, (DEPTH / taps).max(1));
-    let blocks = inner.div_ceil(block);
-    let slabs = wanted.div_ceil(samples * groups * blocks).clamp(1, (ad.source / 8).max(1));
-    let slab = ad.source.div_ceil(slabs);
-    let shared = Shared(out.as_mut_ptr());
 
-    (0..samples * groups * blocks * slabs).into_par_iter().for_each(|task| {
-        let (outer, first, part) = (task / (blocks * slabs), task / slabs % blocks * block, task % slabs);
-        let (sample, group) = (outer / groups, outer % groups);
-        let count = block.min(inner - first);
-        let planes = (part * slab).min(ad.source)..((part + 1) * slab).min(ad.source);
-        let area = ah.count * aw.count;
-        let reached = ad.outputs_of(&planes);
-        let a = &weight[(group * depth * inner + first) * taps..];
-        debug_assert!(a.len() >= (depth - 1) * inner * taps + count * taps);
-        with_scratch(depth * panel, count * taps * panel, |packed: &mut [T], sums: &mut [T]| {
-            for p0 in (reached.start * area / panel * panel..reached.end * area).step_by(panel) {
-                let columns = panel.min(positions - p0);
-                let vectors = columns.div_ceil(T::lanes(isa));
-                let width = vectors * T::lanes(isa);
-                for (o, packed) in packed.chunks_exact_mut(width).take(depth).enumerate() {
-                    let from = (sample * channels[1] + group * depth + o) * positions + p0;
-                    copy(&grad[from..from + columns], &mut packed[..columns]);
-                }
-                // SAFETY: the extents above; `isa` comes from `Isa::available`.
-                unsafe {
-                    T::product(
-                        isa,
-                        &Panel {
-                            a: a.as_ptr(),
-                            lda: 1,
-                            step: inner * taps,
-                            rows: count * taps,
-                            b: packed.as_ptr(),
-                            depth,
-                            vectors,
-                            c: sums.as_mut_ptr(),
-                            ldc: width,
-                            add: false,
-                        },
-                    );
-                }
-                let runs = gather.runs(p0..p0 + columns);
-                for (c, sums) in sums.chunks_exact(taps * width).take(count).enumerate() {
-                    let at = ((sample * channels[0] + group * inner + first + c) * ad.source + planes.start)
-                        * ah.source
-                        * aw.source;
-                    // SAFETY: a task owns these planes of its channels.
-                    let out = unsafe { shared.part(at, planes.len() * ah.source * aw.source) };
-                    gather.scatter(sums, width, &runs, planes.start, out);
-                }
-            }
-        });
-    });
-    out
-}
+    /// The gradient of the weight: the product of `grad`, as it lies, with packed windows turned over.
+    pub(crate) fn weight_grad<T: Real>(&self, x: &[T], grad: &[T]) -> Vec<T> {
+        let Conv { isa, samples, channels, groups, ref gather } = *self;
+        let [inner, rows] = self.group_channels();
+        let (all, positions) = (inner * gather.taps(), gather.positions());
+        let size = channels[1] * all;
+        if size == 0 || positions * samples == 0 {
+            return vec![T::default(); size];
+        }
+        if positions >= DEPTH {
+            return self.weight_grad_dots(x, grad);
+        }
+        let panel = VECTORS * T::lanes(isa);
+        let blocks: Vec<(usize, Range<usize>)> = (0..samples)
+            .flat_map(|s| (0..positions).step_by(DEPTH).map(move |p| (s, p..(p + DEPTH).min(positions))))
+            .collect();
+        let (chunk, chunks) = chunks(blocks.len(), groups * all.div_ceil(24), size);
+        let panels =
+            (groups * all.div_ceil(panel) * chunks).div_ceil(2 * rayon::current_num_threads()).clamp(1, PANELS);
+        let tiles = all.div_ceil(panels * panel);
+        let mut out = vec![T::default(); chunks * size];
+        let shared = Shared(out.as_mut_ptr());
 
-/// The gradient of the weight, `[target, source / groups, kernel..]`: the product of `grad`, as it lies, with packed
-/// windows turned over. `channels` are those of x and of `grad`.
-pub(crate) fn conv_weight_grad<T: Real>(
-    isa: Isa,
-    x: &[T],
-    grad: &[T],
-    samples: usize,
-    channels: [usize; 2],
-    window: &Window,
-    groups: usize,
-) -> Vec<T> {
-    let gather = Gather::new(window);
-    let (inner, rows) = (channels[0] / groups, channels[1] / groups);
-    let (all, positions) = (inner * gather.taps(), gather.positions());
-    let size = channels[1] * all;
-    if size == 0 || positions * samples == 0 {
-        return vec![T::default(); size];
-    }
-    if positions >= DEPTH {
-        return weight_grad_dots(isa, x, grad, samples, channels, &gather, groups);
-    }
-    let panel = VECTORS * T::lanes(isa);
-    let blocks: Vec<(usize, Range<usize>)> = (0..samples)
-        .flat_map(|s| (0..positions).step_by(DEPTH).map(move |p| (s, p..(p + DEPTH).min(positions))))
-        .collect();
-    let (chunk, chunks) = chunks(blocks.len(), groups * all.div_ceil(24), size);
-    let panels = (groups * all.div_ceil(panel) * chunks).div_ceil(2 * rayon::current_num_threads()).clamp(1, PANELS);
-    let tiles = all.div_ceil(panels * panel);
-    let mut out = vec![T::default(); chunks * size];
-    let shared = Shared(out.as_mut_ptr());
-
-    (0..chunks * groups * tiles).into_par_iter().for_each(|task| {
-        let (part, group, tile) = (task / (groups * tiles), task / tiles % groups, task % tiles);
-        let first = tile * panels * panel;
-        let columns = (panels * panel).min(all - first);
-        let ldc = columns.next_multiple_of(panel);
-        with_scratch(DEPTH.min(positions) * panel, rows * ldc, |packed: &mut [T], sums: &mut [T]| {
-            for (i, (sample, p)) in blocks[part * chunk..((part + 1) * chunk).min(blocks.len())].iter().enumerate() {
-                let runs = gather.runs(sample * positions + p.start..sample * positions + p.end);
-                for start in (0..columns).step_by(panel) {
-                    let count = (columns - start).min(panel);
-                    let vectors = count.div_ceil(T::lanes(isa));
-                    let width = vectors * T::lanes(isa);
-                    let packed = &mut packed[..p.len() * width];
-                    let range = first + start..first + start + count;
-                    gather.pack_transposed(x, channels[0], group * inner, range, &runs, width, packed);
-                    let a = &grad[(sample * channels[1] + group * rows) * positions + p.start..];
-                    debug_assert!(a.len() >= (rows - 1) * positions + p.len());
-                    // SAFETY: the extents above; `isa` comes from `Isa::available`.
-                    unsafe {
-                        T::product(
-                            isa,
-                            &Panel {
-                                a: a.as_ptr(),
-                                lda: positions,
-                                step: 1,
-                                rows,
-                                b: packed.as_ptr(),
-                                depth: p.len(),
-                                vectors,
-                                c: sums[start..].as_mut_ptr(),
-                                ldc,
-                                add: i > 0,
-                            },
-                        );
+        (0..chunks * groups * tiles).into_par_iter().for_each(|task| {
+            let (part, group, tile) = (task / (groups * tiles), task / tiles % groups, task % tiles);
+            let first = tile * panels * panel;
+            let columns = (panels * panel).min(all - first);
+            let ldc = columns.next_multiple_of(panel);
+            with_scratch(DEPTH.min(positions) * panel, rows * ldc, |packed: &mut [T], sums: &mut [T]| {
+                for (i, (sample, p)) in blocks[part * chunk..((part + 1) * chunk).min(blocks.len())].iter().enumerate()
+                {
+                    let runs = gather.runs(sample * positions + p.start..sample * positions + p.end);
+                    for start in (0..columns).step_by(panel) {
+                        let count = (columns - start).min(panel);
+                        let vectors = count.div_ceil(T::lanes(isa));
+                        let width = vectors * T::lanes(isa);
+                        let packed = &mut packed[..p.len() * width];
+                        let range = group * all + first + start..group * all + first + start + count;
+                        gather.pack_transposed(x, channels[0], range, &runs, width, packed);
+                        let a = &grad[(sample * channels[1] + group * rows) * positions + p.start..];
+                        debug_assert!(a.len() >= (rows - 1) * positions + p.len());
+                        // SAFETY: the extents above; `isa` comes from `Isa::available`.
+                        unsafe {
+                            T::product(
+                                isa,
+                                &Panel {
+                                    a: a.as_ptr(),
+                                    lda: positions,
+                                    step: 1,
+                                    rows,
+                                    b: packed.as_ptr(),
+                                    depth: p.len(),
+                                    vectors,
+                                    c: sums[start..].as_mut_ptr(),
+                                    ldc,
+                                    add: i > 0,
+                                },
+                            );
+                        }
                     }
                 }
-            }
-            for (i, sums) in sums.chunks_exact(ldc).enumerate() {
-                let at = part * size + (group * rows + i) * all + first;
-                // SAFETY: a task owns its columns of its part.
-                unsafe { shared.part(at, columns) }.copy_from_slice(&sums[..columns]);
-            }
+                for (i, sums) in sums.chunks_exact(ldc).enumerate() {
+                    let at = part * size + (group * rows + i) * all + first;
+                    // SAFETY: a task owns its columns of its part.
+                    unsafe { shared.part(at, columns) }.copy_from_slice(&sums[..columns]);
+                }
+            });
         });
-    });
-    sum_parts(out, size)
+        sum_parts(out, size)
+    }
+
+    /// The gradient of the weight where there are many positions: windows packed as they lie, multiplied along the
+    /// positions.
+    fn weight_grad_dots<T: Real>(&self, x: &[T], grad: &[T]) -> Vec<T> {
+        const BLOCK: usize = 2 * DEPTH;
+        let Conv { isa, samples, channels, groups, ref gather } = *self;
+        let ([inner, rows], lanes) = (self.group_channels(), T::lanes(isa));
+        let (taps, positions) = (gather.taps(), gather.positions());
+        let (all, size) = (inner * taps, channels[1] * inner * taps);
+        let blocks: Vec<(usize, Range<usize>)> = (0..samples)
+            .flat_map(|s| (0..positions).step_by(BLOCK).map(move |p| (s, p..(p + BLOCK).min(positions))))
+            .collect();
+        let (chunk, chunks) = chunks(blocks.len(), groups * inner, size);
+        let mut out = vec![T::default(); chunks * size];
+        let shared = Shared(out.as_mut_ptr());
+
+        (0..chunks * groups * inner).into_par_iter().for_each(|task| {
+            let (part, group, c) = (task / (groups * inner), task / inner % groups, task % inner);
+            with_scratch(
+                taps * BLOCK.next_multiple_of(lanes),
+                rows * (taps + lanes),
+                |packed: &mut [T], rest: &mut [T]| {
+                    let (sums, ends) = rest.split_at_mut(rows * taps);
+                    sums.fill(T::default());
+                    for (sample, p) in &blocks[part * chunk..((part + 1) * chunk).min(blocks.len())] {
+                        let width = p.len().next_multiple_of(lanes);
+                        let runs = gather.runs(sample * positions + p.start..sample * positions + p.end);
+                        let packed = &mut packed[..taps * width];
+                        let channel = group * inner + c;
+                        gather.pack(x, channels[0], channel..channel + 1, &runs, width, packed);
+                        let a = &grad[(sample * channels[1] + group * rows) * positions + p.start..];
+                        let whole = p.len() / lanes * lanes;
+                        debug_assert!(a.len() >= (rows - 1) * positions + p.len());
+                        let dots = |a: *const T, lda: usize, b: *const T, len: usize, sums: &mut [T]| {
+                            let c = sums.as_mut_ptr();
+                            // SAFETY: the extents above; `isa` comes from `Isa::available`.
+                            unsafe {
+                                T::dots(isa, &Dots { a, lda, rows, b, ldb: width, columns: taps, len, c, ldc: taps })
+                            }
+                        };
+                        dots(a.as_ptr(), positions, packed.as_ptr(), whole, sums);
+                        if whole < width {
+                            // The last positions, filled up to a vector with zeros.
+                            packed.chunks_exact_mut(width).for_each(|row| row[p.len()..].fill(T::default()));
+                            for (end, row) in ends.chunks_exact_mut(lanes).zip(a.chunks(positions)) {
+                                end.fill(T::default());
+                                end[..p.len() - whole].copy_from_slice(&row[whole..p.len()]);
+                            }
+                            dots(ends.as_ptr(), lanes, packed[whole..].as_ptr(), lanes, sums);
+                        }
+                    }
+                    for (i, sums) in sums.chunks_exact(taps).enumerate() {
+                        let at = part * size + (group * rows + i) * all + c * taps;
+                        // SAFETY: a task owns its channel of its part.
+                        unsafe { shared.part(at, taps) }.copy_from_slice(sums);
+                    }
+                },
+            );
+        });
+        sum_parts(out, size)
+    }
 }
 
 /// Cuts `blocks` of positions, where there are fewer than enough `tasks` without, into chunks whose results of
@@ -563,70 +598,4 @@ fn sum_parts<T: Real>(mut all: Vec<T>, size: usize) -> Vec<T> {
     }
     all.truncate(size);
     all
-}
-
-/// The gradient of the weight where there are many positions: windows packed as they lie, multiplied along the
-/// positions.
-fn weight_grad_dots<T: Real>(
-    isa: Isa,
-    x: &[T],
-    grad: &[T],
-    samples: usize,
-    channels: [usize; 2],
-    gather: &Gather,
-    groups: usize,
-) -> Vec<T> {
-    const BLOCK: usize = 2 * DEPTH;
-    let (inner, rows, lanes) = (channels[0] / groups, channels[1] / groups, T::lanes(isa));
-    let (taps, positions) = (gather.taps(), gather.positions());
-    let (all, size) = (inner * taps, channels[1] * inner * taps);
-    let blocks: Vec<(usize, Range<usize>)> = (0..samples)
-        .flat_map(|s| (0..positions).step_by(BLOCK).map(move |p| (s, p..(p + BLOCK).min(positions))))
-        .collect();
-    let (chunk, chunks) = chunks(blocks.len(), groups * inner, size);
-    let mut out = vec![T::default(); chunks * size];
-    let shared = Shared(out.as_mut_ptr());
-
-    (0..chunks * groups * inner).into_par_iter().for_each(|task| {
-        let (part, group, c) = (task / (groups * inner), task / inner % groups, task % inner);
-        with_scratch(
-            taps * BLOCK.next_multiple_of(lanes),
-            rows * (taps + lanes),
-            |packed: &mut [T], rest: &mut [T]| {
-                let (sums, ends) = rest.split_at_mut(rows * taps);
-                sums.fill(T::default());
-                for (sample, p) in &blocks[part * chunk..((part + 1) * chunk).min(blocks.len())] {
-                    let width = p.len().next_multiple_of(lanes);
-                    let runs = gather.runs(sample * positions + p.start..sample * positions + p.end);
-                    let packed = &mut packed[..taps * width];
-                    let channel = group * inner + c;
-                    gather.pack(x, channels[0], channel..channel + 1, &runs, width, packed);
-                    let a = &grad[(sample * channels[1] + group * rows) * positions + p.start..];
-                    let whole = p.len() / lanes * lanes;
-                    debug_assert!(a.len() >= (rows - 1) * positions + p.len());
-                    let dots = |a: *const T, lda: usize, b: *const T, len: usize, sums: &mut [T]| {
-                        let c = sums.as_mut_ptr();
-                        // SAFETY: the extents above; `isa` comes from `Isa::available`.
-                        unsafe { T::dots(isa, &Dots { a, lda, rows, b, ldb: width, columns: taps, len, c, ldc: taps }) }
-                    };
-                    dots(a.as_ptr(), positions, packed.as_ptr(), whole, sums);
-                    if whole < width {
-                        // The last positions, filled up to a vector with zeros.
-                        packed.chunks_exact_mut(width).for_each(|row| row[p.len()..].fill(T::default()));
-                        for (end, row) in ends.chunks_exact_mut(lanes).zip(a.chunks(positions)) {
-                            end.fill(T::default());
-                            end[..p.len() - whole].copy_from_slice(&row[whole..p.len()]);
-                        }
-                        dots(ends.as_ptr(), lanes, packed[whole..].as_ptr(), lanes, sums);
-                    }
-                }
-                for (i, sums) in sums.chunks_exact(taps).enumerate() {
-                    let at = part * size + (group * rows + i) * all + c * taps;
-                    // SAFETY: a task owns its channel of its part.
-                    unsafe { shared.part(at, taps) }.copy_from_slice(sums);
-                }
-            },
-        );
-    });
-    sum_parts(out, size)
 }

@@ -8,7 +8,7 @@ mod conv;
 mod pool;
 mod simd;
 
-pub(crate) use conv::{conv, conv_data_grad, conv_weight_grad};
+pub(crate) use conv::Conv;
 pub(crate) use pool::{average, average_grad, max, max_grad};
 pub(crate) use simd::{Isa, Real};
 

@@ -125,27 +125,17 @@ fn check_conv<T: Real>(isa: Isa, case: &Case, rng: &mut Rng, tolerance: f64) {
         gx[i] += g[o] * w[k];
         gw[k] += g[o] * x[i];
     });
-    let channels = [case.cin, case.cout];
+    let own = Conv::new(isa, case.n, [case.cin, case.cout], &case.window, case.groups);
     let (cx, cw, cg) = (cast::<T>(&x), cast::<T>(&w), cast::<T>(&g));
     let what = |part: &str| format!("{part} {isa:?} {case:?}");
-    close(
-        &conv(isa, &cx, &cw, Some(&cast(&b)), case.n, channels, &case.window, case.groups),
-        &y,
-        tolerance,
-        &what("conv"),
-    );
-    close(&conv_data_grad(isa, &cg, &cw, case.n, channels, &case.window, case.groups), &gx, tolerance, &what("data"));
-    close(
-        &conv_weight_grad(isa, &cx, &cg, case.n, channels, &case.window, case.groups),
-        &gw,
-        tolerance,
-        &what("weight"),
-    );
+    close(&own.forward(&cx, &cw, Some(&cast(&b))), &y, tolerance, &what("conv"));
+    close(&own.data_grad(&cg, &cw), &gx, tolerance, &what("data"));
+    close(&own.weight_grad(&cx, &cg), &gw, tolerance, &what("weight"));
     // <conv(x), g> = <x, data_grad(g)> = <w, weight_grad(x, g)>, from the kernels' own values.
     let dot = |a: &[T], b: &[T]| a.iter().zip(b).map(|(a, b)| a.elem::<f64>() * b.elem::<f64>()).sum::<f64>();
-    let forward = dot(&conv(isa, &cx, &cw, None, case.n, channels, &case.window, case.groups), &cg);
-    let data = dot(&cx, &conv_data_grad(isa, &cg, &cw, case.n, channels, &case.window, case.groups));
-    let weight = dot(&cw, &conv_weight_grad(isa, &cx, &cg, case.n, channels, &case.window, case.groups));
+    let forward = dot(&own.forward(&cx, &cw, None), &cg);
+    let data = dot(&cx, &own.data_grad(&cg, &cw));
+    let weight = dot(&cw, &own.weight_grad(&cx, &cg));
     let scale = tolerance * (1.0 + g.len() as f64 * 10.0);
     assert!((forward - data).abs() <= scale && (forward - weight).abs() <= scale, "{forward} {data} {weight} {case:?}");
 }
@@ -197,12 +187,8 @@ fn results_do_not_depend_on_threads() {
         let w: Vec<f32> = cast(&rng.values(40 * 12 * 27));
         let run = |threads: usize| {
             rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(|| {
-                let isa = Isa::get();
-                [
-                    conv(isa, &x, &w, None, 1, [12, 40], &window, 1),
-                    conv_data_grad(isa, &g, &w, 1, [12, 40], &window, 1),
-                    conv_weight_grad(isa, &x, &g, 1, [12, 40], &window, 1),
-                ]
+                let own = Conv::new(Isa::get(), 1, [12, 40], &window, 1);
+                [own.forward(&x, &w, None), own.data_grad(&g, &w), own.weight_grad(&x, &g)]
             })
         };
         let one = run(1);
