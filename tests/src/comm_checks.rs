@@ -116,9 +116,9 @@ fn reductions(comm: &Comm) {
                     assert!(result == each(f), "{:?} {op:?} of {count}", $dtype);
                 }
             }
-            let two: Vec<u8> = <$ty>::to_ne_bytes($of(if rank < 6 { 2 } else { 1 })).to_vec();
+            let two: Vec<u8> = <$ty>::to_ne_bytes($of(if rank < 6 { 2u8 } else { 1 })).to_vec();
             let product = comm.all_reduce(two, $dtype, ReduceOp::Prod).unwrap();
-            assert_eq!(product, <$ty>::to_ne_bytes($of(1 << size.min(6))), "{:?}", $dtype);
+            assert_eq!(product, <$ty>::to_ne_bytes($of(1u8 << size.min(6))), "{:?}", $dtype);
         )*};
     }
     number! {

@@ -30,10 +30,10 @@ fn conv3d() {
 
 #[test]
 fn avg_pool3d() {
-    check("avg_pool3d", |c| c.flag("ceil_mode"), |case, dtype, device| fixtures::run_avg_pool3d::<B>(case, dtype, device, place::split));
+    check("avg_pool3d", |c| c.flag("ceil_mode"), |case, dtype, device| fixtures::run_pool3d::<B>(case, dtype, device, place::split));
 }
 
 #[test]
 fn max_pool3d() {
-    check("max_pool3d", |c| c.flag("ceil_mode"), |case, dtype, device| fixtures::run_max_pool3d::<B>(case, dtype, device, place::split));
+    check("max_pool3d", |c| c.flag("ceil_mode"), |case, dtype, device| fixtures::run_pool3d::<B>(case, dtype, device, place::split));
 }
