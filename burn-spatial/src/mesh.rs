@@ -135,7 +135,8 @@ impl FromStr for Grid {
 
     fn from_str(text: &str) -> Result<Self, MeshError> {
         let bad = || MeshError::Parse { text: text.to_owned() };
-        let sizes: Vec<usize> = text.split('x').map(|part| part.trim().parse().map_err(|_| bad())).collect::<Result<_, _>>()?;
+        let sizes: Vec<usize> =
+            text.split('x').map(|part| part.trim().parse().map_err(|_| bad())).collect::<Result<_, _>>()?;
         let sizes: [usize; 4] = sizes.try_into().map_err(|_| bad())?;
         if sizes.contains(&0) || sizes.iter().try_fold(1usize, |n, s| n.checked_mul(*s)).is_none() {
             return Err(bad());
@@ -148,7 +149,9 @@ impl FromStr for Grid {
 #[derive(Debug, thiserror::Error)]
 pub enum MeshError {
     /// Not a grid.
-    #[error("'{text}' is not a grid: write the ranks along data, depth, height and width as four numbers from 1, as in 2x1x2x2")]
+    #[error(
+        "'{text}' is not a grid: write the ranks along data, depth, height and width as four numbers from 1, as in 2x1x2x2"
+    )]
     Parse {
         /// What was given.
         text: String,
@@ -241,5 +244,85 @@ impl Mesh {
     /// The rank, within [`Mesh::group`] of `axes`, of the process at `coords`.
     pub fn group_rank(&self, axes: AxisSet, coords: [usize; 4]) -> usize {
         axes.iter().fold(0, |rank, axis| rank * self.size(axis) + coords[axis.index()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch;
+
+    #[test]
+    fn grids_are_read_and_printed() {
+        let grid: Grid = "2x1x3x4".parse().unwrap();
+        assert_eq!(grid, Grid([2, 1, 3, 4]));
+        assert_eq!(grid.to_string(), "2x1x3x4");
+        assert_eq!(grid.ranks(), 24);
+        assert_eq!(" 1 x1x1x 2".parse::<Grid>().unwrap(), Grid([1, 1, 1, 2]));
+        for bad in
+            ["", "2", "2x2x2", "1x1x1x1x1", "0x1x1x1", "1x-1x1x1", "axbxcxd", "1X1X1X1", "9999999999x9999999999x1x1"]
+        {
+            let message = bad.parse::<Grid>().unwrap_err().to_string();
+            assert_eq!(
+                message,
+                format!(
+                    "'{bad}' is not a grid: write the ranks along data, depth, height and width as four numbers from 1, as in 2x1x2x2"
+                )
+            );
+        }
+    }
+
+    #[test]
+    fn coordinates_and_ranks_are_inverse() {
+        let grid = Grid([2, 3, 1, 4]);
+        for rank in 0..grid.ranks() {
+            assert_eq!(grid.rank(grid.coords(rank)), rank);
+        }
+        assert_eq!(grid.coords(1), [0, 0, 0, 1], "width is the fastest");
+        assert_eq!(grid.coords(12), [1, 0, 0, 0], "data is the slowest");
+    }
+
+    #[test]
+    fn a_grid_of_another_size_shows_the_arithmetic() {
+        let comm = crate::comm::threads::world(6).remove(0);
+        let message = Mesh::new(comm, Grid([2, 1, 2, 2])).unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "grid 2x1x2x2 needs 2 x 1 x 2 x 2 = 8 ranks, but 6 were started: start 8 ranks or change the grid"
+        );
+    }
+
+    #[test]
+    fn sets_of_axes() {
+        let set = AxisSet::EMPTY.with(MeshAxis::Width).with(MeshAxis::Data);
+        assert_eq!(set.iter().collect::<Vec<_>>(), [MeshAxis::Data, MeshAxis::Width]);
+        assert_eq!(set.union(AxisSet::SPATIAL), AxisSet::ALL);
+        assert!(AxisSet::EMPTY.is_empty() && !set.contains(MeshAxis::Depth));
+        assert_eq!(MeshAxis::ALL.map(MeshAxis::letter), ['n', 'd', 'h', 'w']);
+    }
+
+    #[test]
+    fn groups_hold_the_ranks_that_differ_along_their_axes() {
+        launch::threads(12, |world| {
+            let grid = Grid([2, 3, 1, 2]);
+            let mesh = Mesh::new(world, grid)?;
+            assert!(mesh.group(AxisSet::EMPTY).is_none());
+            assert!(mesh.group(AxisSet::EMPTY.with(MeshAxis::Height)).is_none(), "one rank along the height");
+            for bits in 1..16 {
+                let axes = AxisSet(bits);
+                let Some(group) = mesh.group(axes) else { continue };
+                assert_eq!(group.size(), axes.iter().map(|axis| mesh.size(axis)).product::<usize>());
+                assert_eq!(group.rank(), mesh.group_rank(axes, mesh.coords()));
+                let ranks = group.all_gather(&[mesh.rank() as u8])?;
+                for (place, rank) in ranks.iter().enumerate() {
+                    let other = grid.coords(rank[0] as usize);
+                    assert_eq!(mesh.group_rank(axes, other), place);
+                    let outside = MeshAxis::ALL.into_iter().filter(|axis| !axes.contains(*axis));
+                    outside.for_each(|axis| assert_eq!(other[axis.index()], mesh.coord(axis)));
+                }
+            }
+            Ok::<_, MeshError>(())
+        })
+        .unwrap();
     }
 }

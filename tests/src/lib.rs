@@ -1,5 +1,8 @@
-//! What the tests of several crates share: fixtures with right values, and the programs that are compared with them.
+//! What is checked across ranks: the same functions run on threads (`cargo test`) and under `mpirun` (the binaries),
+//! against fixtures with right values and against one rank.
 #![warn(missing_docs)]
 
+pub mod comm_checks;
 pub mod fixtures;
+pub mod grid;
 pub mod npz;

@@ -3,12 +3,16 @@
 //! Two implementations: one thread a rank within a process ([`threads`]), and MPI (`mpi`, behind the feature of
 //! that name). Buffers are owned: they move into a request and come back from [`Request::wait`], which suits both.
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug, Display};
 use std::sync::Arc;
+use std::time::Duration;
 
 use burn_std::DType;
 
 mod counters;
+#[cfg(feature = "mpi")]
+pub mod mpi;
+mod reduce;
 pub mod threads;
 
 pub use counters::{CommCounters, CommSnapshot, Kind, KindCounters};
@@ -33,13 +37,13 @@ pub enum ReduceOp {
     Or,
 }
 
-/// What went wrong while ranks talked.
+/// What went wrong while ranks talked. Ranks are numbered as in the world, not as in a group split from it.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CommError {
     /// Another rank failed first; its cause ends the whole group.
     #[error("rank {rank} failed: {cause}")]
     Poisoned {
-        /// The rank that failed first, in the world communicator.
+        /// The rank that failed first.
         rank: usize,
         /// Its message.
         cause: String,
@@ -55,7 +59,9 @@ pub enum CommError {
         message: String,
     },
     /// A message of another length than the plan says: ranks run different programs.
-    #[error("rank {rank}: received {got} bytes from rank {from} where {expected} were expected; do all ranks run the same program on the same shapes?")]
+    #[error(
+        "rank {rank}: received {got} bytes from rank {from} where {expected} were expected; do all ranks run the same program on the same shapes?"
+    )]
     Length {
         /// The receiving rank.
         rank: usize,
@@ -78,9 +84,98 @@ pub enum CommError {
         /// Who did not arrive, where that is known.
         missing: Vec<usize>,
     },
-    /// An element type no reduction exists for.
-    #[error("no reduction over elements of type {0:?}")]
+    /// Ranks of a group called different operations, or the same one with other lengths or types.
+    #[error(
+        "rank {rank} is in {op}, but rank {other} in {other_op}; do all ranks run the same program on the same shapes?"
+    )]
+    Mismatch {
+        /// The rank that noticed.
+        rank: usize,
+        /// What it called.
+        op: String,
+        /// The rank that disagrees.
+        other: usize,
+        /// What that one called.
+        other_op: String,
+    },
+    /// A rank number outside the group.
+    #[error("rank {rank}: there is no rank {peer} in a group of {size}")]
+    Peer {
+        /// The calling rank.
+        rank: usize,
+        /// The number it named.
+        peer: usize,
+        /// How many ranks the group has.
+        size: usize,
+    },
+    /// A type that cannot be reduced so: a quantized one, or a boolean operation on numbers.
+    #[error("no such reduction over elements of type {0:?}")]
     Type(DType),
+    /// A buffer that ends within an element.
+    #[error("{bytes} bytes are not a whole number of elements of type {dtype:?}")]
+    Elements {
+        /// The buffer's length.
+        bytes: usize,
+        /// The element type.
+        dtype: DType,
+    },
+}
+
+/// What a rank calls in a collective: compared between the ranks, so that different programs end in an error instead
+/// of wrong values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Signature {
+    kind: Kind,
+    reduce: Option<(DType, ReduceOp)>,
+    /// Bytes, where all ranks must pass equally many.
+    len: Option<usize>,
+}
+
+impl Signature {
+    fn of(kind: Kind) -> Self {
+        Signature { kind, reduce: None, len: None }
+    }
+
+    fn all_reduce(len: usize, dtype: DType, op: ReduceOp) -> Self {
+        Signature { kind: Kind::AllReduce, reduce: Some((dtype, op)), len: Some(len) }
+    }
+
+    /// An error unless `other`, from world rank `from`, is the same.
+    fn check(self, rank: usize, other: Signature, from: usize) -> Result<(), CommError> {
+        if self == other {
+            return Ok(());
+        }
+        Err(CommError::Mismatch { rank, op: self.to_string(), other: from, other_op: other.to_string() })
+    }
+}
+
+impl Display for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.kind)?;
+        if let Some((dtype, op)) = self.reduce {
+            write!(f, " {op:?} of {dtype:?}")?;
+        }
+        match self.len {
+            Some(len) => write!(f, ", {len} bytes"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The watchdog: how long a wait may last. `BURN_SPATIAL_TIMEOUT` gives it in seconds, 0 for ever; 300 otherwise.
+pub(crate) fn timeout_from_env() -> Option<Duration> {
+    let seconds = env_number("BURN_SPATIAL_TIMEOUT").unwrap_or(300);
+    (seconds > 0).then(|| Duration::from_secs(seconds))
+}
+
+/// A number from the environment. One that cannot be read is ignored with a warning.
+fn env_number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    let number = text.trim().parse().ok();
+    if number.is_none() {
+        tracing::warn!("{name}={text} is not a whole number and is ignored");
+    }
+    number
 }
 
 /// A group of ranks that exchange messages. Every method but `rank`, `size`, `abort`, `counters` and the two

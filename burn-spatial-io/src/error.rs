@@ -1,0 +1,182 @@
+//! What can be wrong with the data.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Where something went wrong: which rank read what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct At {
+    /// The file or folder.
+    pub file: PathBuf,
+    /// The dataset within the file, where one is concerned.
+    pub dataset: Option<String>,
+    /// The rank that read, in the world communicator.
+    pub rank: usize,
+}
+
+impl At {
+    /// The file as a whole.
+    pub fn file(file: &Path, rank: usize) -> At {
+        At { file: file.to_owned(), dataset: None, rank }
+    }
+
+    /// One dataset of the file.
+    pub fn dataset(file: &Path, dataset: &str, rank: usize) -> At {
+        At { file: file.to_owned(), dataset: Some(dataset.to_owned()), rank }
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {}: {}", self.rank, self.file.display())?;
+        match &self.dataset {
+            Some(dataset) => write!(f, ", dataset '{dataset}'"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why a sample cannot be read. Every message names the rank, the file and, where there is one, the dataset.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum DataError {
+    /// No such file or folder.
+    #[error("{at}: there is no such file; check the data folder, and that this node mounts it")]
+    Missing {
+        /// Where.
+        at: At,
+    },
+    /// The operating system refuses: permissions, a folder for a file, a lock.
+    #[error("{at}: cannot be opened: {cause}")]
+    Unreadable {
+        /// Where.
+        at: At,
+        /// The system's words.
+        cause: String,
+    },
+    /// Not an HDF5 file, or one cut short.
+    #[error("{at}: not a whole HDF5 file ({cause}); it may be truncated, copy or make it again")]
+    NotHdf5 {
+        /// Where.
+        at: At,
+        /// HDF5's words.
+        cause: String,
+    },
+    /// The folder holds no `.hdf5` or `.h5` file.
+    #[error("{at}: expected files that end in .hdf5 or .h5, found none")]
+    NoFiles {
+        /// The folder.
+        at: At,
+    },
+    /// The dataset is not in the file.
+    #[error("{at}: no such dataset; the file has {}", .found.join(", "))]
+    NoDataset {
+        /// Where.
+        at: At,
+        /// The names there are.
+        found: Vec<String>,
+    },
+    /// The file has no labels.
+    #[error("{at}: the file has no labels under this name; it has {}", .found.join(", "))]
+    NoLabels {
+        /// Where.
+        at: At,
+        /// The names there are.
+        found: Vec<String>,
+    },
+    /// Wrong number of dimensions.
+    #[error("{at}: expected {expected} dimensions, found {} {shape:?}", .shape.len())]
+    Dimensions {
+        /// Where.
+        at: At,
+        /// Dimensions expected.
+        expected: usize,
+        /// The stored shape.
+        shape: Vec<usize>,
+    },
+    /// A shape that does not fit the set or the model.
+    #[error("{at}: expected {expected}, found the shape {shape:?}")]
+    Shape {
+        /// Where.
+        at: At,
+        /// What would fit.
+        expected: String,
+        /// The stored shape, channels first for a volume.
+        shape: Vec<usize>,
+    },
+    /// An element type this reader does not take. HDF5 would convert, and saturate without a word.
+    #[error("{at}: expected elements of type {expected}, found {found}")]
+    Type {
+        /// Where.
+        at: At,
+        /// The types taken.
+        expected: &'static str,
+        /// The stored type.
+        found: String,
+    },
+    /// A block that is not inside the volume.
+    #[error("{at}: block from {start:?} of extent {extent:?} is not inside the volume {volume:?}")]
+    Block {
+        /// Where.
+        at: At,
+        /// The block's first voxel.
+        start: [usize; 3],
+        /// The block's extent.
+        extent: [usize; 3],
+        /// The volume's extent.
+        volume: [usize; 3],
+    },
+    /// HDF5 could not read the elements: a damaged chunk, a filter that is not there, a failing disk.
+    #[error("{at}: reading failed: {cause}")]
+    Read {
+        /// Where.
+        at: At,
+        /// HDF5's words.
+        cause: String,
+    },
+    /// A count below zero.
+    #[error("{at}: expected counts from 0, found {value} at channel {}, depth {}, height {}, width {}", .position[0], .position[1], .position[2], .position[3])]
+    Negative {
+        /// Where.
+        at: At,
+        /// Channel, depth, height and width in the whole volume.
+        position: [usize; 4],
+        /// The value.
+        value: f64,
+    },
+    /// NaN or infinite voxel.
+    #[error("{at}: expected finite values, found {value} at channel {}, depth {}, height {}, width {}", .position[0], .position[1], .position[2], .position[3])]
+    NonFinite {
+        /// Where.
+        at: At,
+        /// Channel, depth, height and width in the whole volume.
+        position: [usize; 4],
+        /// The value, as text: NaN equals nothing.
+        value: String,
+    },
+    /// NaN or infinite label.
+    #[error("{at}: expected finite labels, found {value} at position {position}")]
+    BadLabel {
+        /// Where.
+        at: At,
+        /// Which label.
+        position: usize,
+        /// The value, as text: NaN equals nothing.
+        value: String,
+    },
+    /// A set without files.
+    #[error("rank {rank}: expected at least one data file, got none")]
+    EmptySet {
+        /// The rank.
+        rank: usize,
+    },
+    /// A sample number beyond the set.
+    #[error("rank {rank}: sample {index} was asked for, the set has {len}")]
+    Index {
+        /// The rank that asked.
+        rank: usize,
+        /// The sample asked for.
+        index: usize,
+        /// Samples there are.
+        len: usize,
+    },
+}

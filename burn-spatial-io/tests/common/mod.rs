@@ -1,0 +1,46 @@
+//! Small volume files.
+#![allow(dead_code, reason = "every test binary uses its own part")]
+
+use std::path::{Path, PathBuf};
+
+use burn_spatial_io::{BlockSpec, ChannelAxis, CosmoFlowDataset, DatasetOptions, Hyperslab, VolumeFile};
+use hdf5_metno as hdf5;
+
+/// A file with the volume `full` of `shape` and, unless empty, the labels `unitPar`.
+pub fn write<T: hdf5::H5Type, L: hdf5::H5Type>(path: &Path, shape: [usize; 4], values: &[T], labels: &[L]) {
+    let file = hdf5::File::create(path).unwrap();
+    let [a, b, c, d] = shape;
+    file.new_dataset::<T>().shape((a, b, c, d)).create("full").unwrap().write_raw(values).unwrap();
+    if !labels.is_empty() {
+        file.new_dataset_builder().with_data(labels).create("unitPar").unwrap();
+    }
+}
+
+/// Channels last, every value its place in the file.
+pub fn counter(path: &Path, shape: [usize; 4]) {
+    let values: Vec<i16> = (0..shape.iter().product::<usize>() as i16).collect();
+    write(path, shape, &values, &[0.25f32, -0.5]);
+}
+
+/// `count` cubes of side `n` with two channels; every voxel of sample i is i.
+pub fn set(folder: &Path, count: usize, n: usize) -> Vec<PathBuf> {
+    (0..count)
+        .map(|i| {
+            let path = folder.join(format!("box{i:03}.hdf5"));
+            write(&path, [n, n, n, 2], &vec![i as i16; n * n * n * 2], &[i as f32]);
+            path
+        })
+        .collect()
+}
+
+pub fn open(path: &Path) -> VolumeFile {
+    VolumeFile::open(path, "full", ChannelAxis::Auto, 3).unwrap()
+}
+
+pub fn whole(file: &VolumeFile) -> Hyperslab {
+    Hyperslab { start: [0; 3], extent: file.shape().extent }
+}
+
+pub fn dataset(files: Vec<PathBuf>) -> CosmoFlowDataset {
+    CosmoFlowDataset::new(files, BlockSpec::WHOLE, 3, DatasetOptions::default()).unwrap()
+}

@@ -1,0 +1,187 @@
+//! Where a tensor lives: a device of the inner backend and a rank of a mesh.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fmt::{self, Debug};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, RwLock};
+use std::thread::ThreadId;
+
+use burn_backend::{DeviceId, DeviceOps};
+use burn_std::device::Device;
+
+use crate::comm::CommError;
+use crate::gradients::Engine;
+use crate::halo::{AxisNeed, Plan};
+use crate::layout::Axis;
+use crate::mesh::Mesh;
+use crate::random::Generator;
+use crate::stats::Stats;
+
+/// The environment variable that turns strict mode on.
+pub const STRICT_VARIABLE: &str = "BURN_SPATIAL_STRICT";
+
+/// A device of the inner backend, and the mesh rank that computes on it.
+///
+/// `Default` is the calling thread's rank; where no rank was registered on the thread, the only one of the process.
+#[derive(Clone)]
+pub struct SpatialDevice<D> {
+    inner: D,
+    id: u16,
+}
+
+/// What a rank keeps between operations.
+pub(crate) struct RankContext {
+    pub(crate) mesh: Arc<Mesh>,
+    pub(crate) stats: Stats,
+    pub(crate) generator: Generator,
+    pub(crate) gradients: Engine,
+    /// The thread that runs the program; others may not communicate on its communicators.
+    pub(crate) main: ThreadId,
+    inner: DeviceId,
+    strict: AtomicBool,
+    plans: Mutex<HashMap<(Vec<Axis>, Vec<AxisNeed>), Arc<Plan>>>,
+}
+
+impl RankContext {
+    /// The plan from how `axes` are stored to what all ranks need of them; built once.
+    pub(crate) fn plan(&self, axes: &[Axis], needs: &[AxisNeed]) -> Arc<Plan> {
+        let key = (axes.to_vec(), needs.to_vec());
+        let mut plans = self.plans.lock().expect("no panic while a plan is built");
+        plans.entry(key).or_insert_with(|| Arc::new(Plan::new(&self.mesh, axes, needs))).clone()
+    }
+
+    pub(crate) fn strict(&self) -> bool {
+        self.strict.load(Ordering::Relaxed)
+    }
+}
+
+static RANKS: LazyLock<RwLock<HashMap<u16, Arc<RankContext>>>> = LazyLock::new(Default::default);
+static NEXT: AtomicU16 = AtomicU16::new(0);
+
+thread_local! {
+    static CURRENT: RefCell<Vec<Registration>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Ends a rank with the thread that registered it.
+struct Registration(u16);
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if let Ok(mut ranks) = RANKS.write() {
+            ranks.remove(&self.0);
+        }
+    }
+}
+
+fn lookup(id: u16) -> Arc<RankContext> {
+    let ranks = RANKS.read().expect("no panic while ranks are registered");
+    ranks.get(&id).cloned().unwrap_or_else(|| panic!("the rank of this tensor or device has ended with its thread; keep what it computed as data"))
+}
+
+impl<D: DeviceOps> SpatialDevice<D> {
+    /// Registers this thread as the rank of `mesh` that computes on `inner`, until the thread ends. The default
+    /// device of the thread from now on. Collective, for ranks agree on a random seed.
+    pub fn new(inner: D, mesh: Arc<Mesh>) -> Result<Self, CommError> {
+        let seed = mesh.world().broadcast(0, crate::random::entropy().to_ne_bytes().to_vec())?;
+        let seed = u64::from_ne_bytes(seed.try_into().expect("rank 0 sends 8 bytes"));
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        assert!(id < u16::MAX, "a process can register {} mesh ranks in its life", u16::MAX);
+        let strict = std::env::var(STRICT_VARIABLE).is_ok_and(|v| !v.is_empty() && v != "0");
+        let context = RankContext {
+            mesh,
+            stats: Stats::default(),
+            generator: Generator::new(seed),
+            gradients: Engine::default(),
+            main: std::thread::current().id(),
+            inner: inner.to_id(),
+            strict: AtomicBool::new(strict),
+            plans: Mutex::default(),
+        };
+        RANKS.write().expect("no panic while ranks are registered").insert(id, Arc::new(context));
+        CURRENT.with(|current| current.borrow_mut().push(Registration(id)));
+        Ok(SpatialDevice { inner, id })
+    }
+
+    /// The device of the inner backend.
+    pub fn inner_device(&self) -> &D {
+        &self.inner
+    }
+
+    /// The process grid this device's rank belongs to.
+    pub fn mesh(&self) -> Arc<Mesh> {
+        self.context().mesh.clone()
+    }
+
+    /// In strict mode an operation that would gather a split tensor for want of a rule is an error (a panic that
+    /// names it). Also set by the environment variable `BURN_SPATIAL_STRICT`.
+    pub fn set_strict(&self, strict: bool) {
+        self.context().strict.store(strict, Ordering::Relaxed);
+    }
+
+    /// What this rank has counted so far.
+    pub fn stats(&self) -> crate::stats::Snapshot {
+        let context = self.context();
+        context.stats.snapshot(context.mesh.world().counters().snapshot())
+    }
+
+    /// The position of the random stream: what [`SpatialDevice::set_random_state`] resumes.
+    pub fn random_state(&self) -> (u64, u64) {
+        self.context().generator.state()
+    }
+
+    /// Continues the random stream at a position taken with [`SpatialDevice::random_state`].
+    pub fn set_random_state(&self, state: (u64, u64)) {
+        self.context().generator.set_state(state);
+    }
+
+    pub(crate) fn context(&self) -> Arc<RankContext> {
+        lookup(self.id)
+    }
+}
+
+impl<D: DeviceOps> Default for SpatialDevice<D> {
+    fn default() -> Self {
+        let current = CURRENT.with(|current| current.borrow().last().map(|r| r.0));
+        let id = current.or_else(|| {
+            let ranks = RANKS.read().expect("no panic while ranks are registered");
+            if ranks.len() == 1 { ranks.keys().next().copied() } else { None }
+        });
+        let id = id.unwrap_or_else(|| {
+            panic!(
+                "this thread is no rank of a mesh, so there is no default SpatialDevice: make one with SpatialDevice::new on the rank's thread, and pass it on to others"
+            )
+        });
+        Self::from_id(DeviceId::new(0, id))
+    }
+}
+
+impl<D: DeviceOps> Device for SpatialDevice<D> {
+    fn from_id(id: DeviceId) -> Self {
+        SpatialDevice { inner: D::from_id(lookup(id.index_id).inner), id: id.index_id }
+    }
+
+    /// The index names the rank; the inner device is the one the rank was registered with.
+    fn to_id(&self) -> DeviceId {
+        DeviceId::new(self.inner.to_id().type_id, self.id)
+    }
+}
+
+impl<D: DeviceOps> DeviceOps for SpatialDevice<D> {}
+
+impl<D> PartialEq for SpatialDevice<D> {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
+impl<D> Eq for SpatialDevice<D> {}
+
+impl<D: Debug> Debug for SpatialDevice<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match RANKS.read().ok().and_then(|ranks| ranks.get(&self.id).cloned()) {
+            Some(context) => write!(f, "{:?} as rank {} of {}", self.inner, context.mesh.rank(), context.mesh.grid()),
+            None => write!(f, "{:?} of an ended rank", self.inner),
+        }
+    }
+}

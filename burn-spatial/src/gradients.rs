@@ -1,0 +1,194 @@
+//! Sums over ranks that wait to be read: pending sums, and weight gradients in buckets.
+//!
+//! A weight gradient is handed to the rank's [`Engine`] as soon as the backward pass has made it. Gradients queue in
+//! program order; a full bucket is summed in one all-reduce, and so is what is queued when one of them is first read.
+//! Which ranks sum what, and when, depends on the program alone.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use burn_backend::{Backend, DType, TensorData, TensorMetadata};
+use burn_std::Shape;
+
+use crate::comm::{CommError, ReduceOp, Request};
+use crate::kind::Kind;
+use crate::mesh::{AxisSet, Mesh};
+
+/// A bucket is sent when it holds this many bytes.
+const BUCKET: usize = 8 << 20;
+
+/// A value that is a sum over ranks, made when first read and shared by all clones.
+pub(crate) struct Deferred<B: Backend, K: Kind<B>> {
+    axes: AxisSet,
+    shape: Shape,
+    dtype: DType,
+    device: B::Device,
+    /// Whether the engine has it and has not delivered it yet.
+    queued: AtomicBool,
+    state: Mutex<State<K::Primitive>>,
+}
+
+enum State<P> {
+    /// This rank's share.
+    Partial(P),
+    /// The share is on its way in a bucket.
+    Sent,
+    /// The sum.
+    Done(P),
+}
+
+impl<B: Backend, K: Kind<B>> Deferred<B, K> {
+    pub(crate) fn new(partial: K::Primitive, axes: AxisSet, device: B::Device) -> Self {
+        Deferred {
+            axes,
+            shape: partial.shape(),
+            dtype: partial.dtype(),
+            device,
+            queued: AtomicBool::new(false),
+            state: Mutex::new(State::Partial(partial)),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<K::Primitive>> {
+        self.state.lock().expect("a failed sum ends the rank")
+    }
+
+    /// This rank's share, for operations that keep a sum pending; `None` once it has been summed.
+    pub(crate) fn partial(&self) -> Option<K::Primitive> {
+        match &*self.state() {
+            State::Partial(partial) => Some(partial.clone()),
+            _ => None,
+        }
+    }
+
+    /// The sum. Collective over the axes when first called.
+    pub(crate) fn read(&self, mesh: &Mesh, engine: &Engine) -> Result<K::Primitive, CommError> {
+        if self.queued.load(Ordering::Relaxed) {
+            engine.flush(mesh)?;
+        }
+        let mut state = self.state();
+        let sum = match &*state {
+            State::Done(sum) => return Ok(sum.clone()),
+            State::Partial(partial) => all_reduce::<B, K>(mesh, partial.clone(), self.axes, ReduceOp::Sum, &self.device)?,
+            State::Sent => unreachable!("a flush delivers every queued sum"),
+        };
+        *state = State::Done(sum.clone());
+        Ok(sum)
+    }
+}
+
+/// Combines a local value over the ranks along `axes`. Collective over them.
+pub(crate) fn all_reduce<B: Backend, K: Kind<B>>(
+    mesh: &Mesh,
+    value: K::Primitive,
+    axes: AxisSet,
+    op: ReduceOp,
+    device: &B::Device,
+) -> Result<K::Primitive, CommError> {
+    let Some(comm) = mesh.group(axes) else { return Ok(value) };
+    let (shape, dtype) = (value.shape(), value.dtype());
+    let data = K::into_data(value);
+    let summed = comm.all_reduce(data.as_bytes().to_vec(), dtype, op)?;
+    Ok(K::from_data(TensorData::from_bytes_vec(summed, shape, dtype), device))
+}
+
+/// What the engine needs of a queued gradient.
+trait Member: Send + Sync {
+    fn axes(&self) -> AxisSet;
+    fn dtype(&self) -> DType;
+    fn bytes(&self) -> usize;
+    fn send_into(&self, bucket: &mut Vec<u8>);
+    fn deliver(&self, sum: &[u8]);
+}
+
+impl<B: Backend, K: Kind<B>> Member for Deferred<B, K> {
+    fn axes(&self) -> AxisSet {
+        self.axes
+    }
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn bytes(&self) -> usize {
+        self.shape.num_elements() * self.dtype.size()
+    }
+
+    fn send_into(&self, bucket: &mut Vec<u8>) {
+        if let State::Partial(partial) = std::mem::replace(&mut *self.state(), State::Sent) {
+            bucket.extend_from_slice(K::into_data(partial).as_bytes());
+        }
+    }
+
+    fn deliver(&self, sum: &[u8]) {
+        let data = TensorData::from_bytes_vec(sum.to_vec(), self.shape.clone(), self.dtype);
+        *self.state() = State::Done(K::from_data(data, &self.device));
+        self.queued.store(false, Ordering::Relaxed);
+    }
+}
+
+/// A rank's queue of gradients.
+#[derive(Default)]
+pub(crate) struct Engine {
+    queue: Mutex<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    open: Vec<Arc<dyn Member>>,
+    open_bytes: usize,
+    in_flight: Vec<(Vec<Arc<dyn Member>>, Box<dyn Request>)>,
+}
+
+impl Engine {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().expect("a failed sum ends the rank")
+    }
+
+    /// Queues a gradient. Starts a sum when the bucket is full.
+    pub(crate) fn push<B: Backend, K: Kind<B>>(&self, mesh: &Mesh, gradient: Arc<Deferred<B, K>>) -> Result<(), CommError> {
+        let mut queue = self.queue();
+        if let Some(last) = queue.open.last()
+            && (last.axes() != gradient.axes || last.dtype() != gradient.dtype)
+        {
+            queue.send(mesh)?;
+        }
+        gradient.queued.store(true, Ordering::Relaxed);
+        queue.open_bytes += gradient.bytes();
+        queue.open.push(gradient);
+        if queue.open_bytes >= BUCKET {
+            queue.send(mesh)?;
+        }
+        Ok(())
+    }
+
+    /// Sums all that is queued.
+    pub(crate) fn flush(&self, mesh: &Mesh) -> Result<(), CommError> {
+        let mut queue = self.queue();
+        queue.send(mesh)?;
+        for (members, request) in std::mem::take(&mut queue.in_flight) {
+            let sums = request.wait()?;
+            let mut rest = &sums[..];
+            for member in members {
+                let (this, next) = rest.split_at(member.bytes());
+                member.deliver(this);
+                rest = next;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Queue {
+    fn send(&mut self, mesh: &Mesh) -> Result<(), CommError> {
+        let members = std::mem::take(&mut self.open);
+        let bytes = std::mem::take(&mut self.open_bytes);
+        let Some(first) = members.first() else { return Ok(()) };
+        let comm = mesh.group(first.axes()).expect("only sums over several ranks are queued");
+        let mut bucket = Vec::with_capacity(bytes);
+        members.iter().for_each(|member| member.send_into(&mut bucket));
+        let request = comm.start_all_reduce(bucket, first.dtype(), ReduceOp::Sum)?;
+        self.in_flight.push((members, request));
+        Ok(())
+    }
+}

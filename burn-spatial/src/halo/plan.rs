@@ -1,0 +1,190 @@
+//! Who sends which box to whom: one plan serves halos, their reverse, and every change of split.
+
+use crate::layout::Axis;
+use crate::mesh::{AxisSet, Mesh, MeshAxis};
+
+/// A part of an axis and where it goes in the assembled block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Piece {
+    /// First global index.
+    pub start: usize,
+    /// One past the last.
+    pub end: usize,
+    /// Position of `start` in the block.
+    pub at: usize,
+}
+
+/// What each coordinate of a mesh axis needs of one axis of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct AxisNeed {
+    /// The mesh axis whose coordinate decides; `None` where all ranks need the same.
+    pub mesh: Option<MeshAxis>,
+    /// The pieces, by coordinate (one entry when `mesh` is `None`), in block order.
+    pub by_coord: Vec<Vec<Piece>>,
+}
+
+impl AxisNeed {
+    /// All of an axis.
+    pub fn whole(extent: usize) -> AxisNeed {
+        AxisNeed { mesh: None, by_coord: vec![vec![Piece { start: 0, end: extent, at: 0 }]] }
+    }
+
+    /// What the axis's own storage holds.
+    pub fn of(axis: &Axis) -> AxisNeed {
+        match axis.as_split() {
+            None => AxisNeed::whole(axis.extent),
+            Some((mesh, offsets)) => AxisNeed {
+                mesh: Some(mesh),
+                by_coord: offsets.windows(2).map(|o| vec![Piece { start: o[0], end: o[1], at: 0 }]).collect(),
+            },
+        }
+    }
+
+    /// The pieces the rank at `coords` needs.
+    fn pieces(&self, coords: [usize; 4]) -> &[Piece] {
+        &self.by_coord[self.mesh.map_or(0, |m| coords[m.index()])]
+    }
+
+    /// Extent of the block of the rank at `coords`.
+    fn extent(&self, coords: [usize; 4]) -> usize {
+        self.pieces(coords).iter().map(|p| p.end - p.start).sum()
+    }
+}
+
+/// A box: start and length along each axis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// First index along each axis.
+    pub start: Vec<usize>,
+    /// Length along each axis.
+    pub length: Vec<usize>,
+}
+
+impl Region {
+    /// Elements in the box.
+    pub fn elements(&self) -> usize {
+        self.length.iter().product()
+    }
+}
+
+/// The boxes one peer gets, or gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// The peer's rank in the plan's group.
+    pub peer: usize,
+    /// Boxes in the sender's block or in the receiver's, in the order in which they are packed.
+    pub regions: Vec<Region>,
+}
+
+impl Message {
+    /// Elements in all boxes.
+    pub fn elements(&self) -> usize {
+        self.regions.iter().map(Region::elements).sum()
+    }
+}
+
+/// What this rank sends, receives and copies to turn its own block into the block it needs.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The mesh axes along which peers lie.
+    pub group: AxisSet,
+    /// Shape of this rank's own block.
+    pub own: Vec<usize>,
+    /// Shape of the block it needs.
+    pub block: Vec<usize>,
+    /// Boxes of the own block that peers need.
+    pub sends: Vec<Message>,
+    /// Boxes of the needed block that peers have.
+    pub receives: Vec<Message>,
+    /// Boxes this rank has itself: in the own block and in the needed one.
+    pub keeps: Vec<(Region, Region)>,
+}
+
+impl Plan {
+    /// From how the axes of a tensor are stored (none uniform) to what every rank needs of them.
+    pub fn new(mesh: &Mesh, axes: &[Axis], needs: &[AxisNeed]) -> Plan {
+        let sources: AxisSet = axes.iter().filter_map(|a| a.as_split().map(|s| s.0)).collect();
+        let group = mesh.effective(needs.iter().filter_map(|n| n.mesh).fold(sources, AxisSet::with));
+        let me = mesh.coords();
+        let mut plan = Plan {
+            group,
+            own: axes.iter().map(|a| a.local(me)).collect(),
+            block: needs.iter().map(|n| n.extent(me)).collect(),
+            sends: Vec::new(),
+            receives: Vec::new(),
+            keeps: Vec::new(),
+        };
+        for coords in peers(mesh, group, me) {
+            // Where several ranks hold the same part, its source is the one with the receiver's coordinates.
+            let replica = group.iter().all(|a| sources.contains(a) || coords[a.index()] == me[a.index()]);
+            if !replica {
+                continue;
+            }
+            let outgoing = overlaps(axes, needs, me, coords);
+            if coords == me {
+                plan.keeps = outgoing;
+                continue;
+            }
+            let peer = mesh.group_rank(group, coords);
+            let incoming = overlaps(axes, needs, coords, me);
+            if !outgoing.is_empty() {
+                plan.sends.push(Message { peer, regions: outgoing.into_iter().map(|(own, _)| own).collect() });
+            }
+            if !incoming.is_empty() {
+                plan.receives.push(Message { peer, regions: incoming.into_iter().map(|(_, block)| block).collect() });
+            }
+        }
+        plan
+    }
+
+    /// Whether the own block is the needed one.
+    pub fn is_identity(&self) -> bool {
+        self.sends.is_empty()
+            && self.receives.is_empty()
+            && self.own == self.block
+            && matches!(&self.keeps[..], [(own, block)] if own == block && own.length == self.own)
+    }
+}
+
+/// Coordinates of all ranks that differ from `me` along `group` only, in group order.
+fn peers(mesh: &Mesh, group: AxisSet, me: [usize; 4]) -> Vec<[usize; 4]> {
+    group.iter().fold(vec![me], |all, axis| {
+        let each = |coords: [usize; 4]| {
+            (0..mesh.size(axis)).map(move |c| {
+                let mut coords = coords;
+                coords[axis.index()] = c;
+                coords
+            })
+        };
+        all.into_iter().flat_map(each).collect()
+    })
+}
+
+/// The boxes that `from` has and `to` needs: in `from`'s own block, and in the block of `to`.
+fn overlaps(axes: &[Axis], needs: &[AxisNeed], from: [usize; 4], to: [usize; 4]) -> Vec<(Region, Region)> {
+    let mut boxes = vec![(Region { start: vec![], length: vec![] }, Region { start: vec![], length: vec![] })];
+    for (axis, need) in axes.iter().zip(needs) {
+        let (start, end) = axis.owned(from);
+        let parts: Vec<(usize, usize, usize)> = need
+            .pieces(to)
+            .iter()
+            .filter_map(|piece| {
+                let (low, high) = (piece.start.max(start), piece.end.min(end));
+                (low < high).then(|| (low - start, piece.at + low - piece.start, high - low))
+            })
+            .collect();
+        boxes = boxes
+            .into_iter()
+            .flat_map(|(own, block)| {
+                parts.iter().map(move |(in_own, in_block, length)| {
+                    let extend = |region: &Region, at: usize| Region {
+                        start: region.start.iter().copied().chain([at]).collect(),
+                        length: region.length.iter().copied().chain([*length]).collect(),
+                    };
+                    (extend(&own, *in_own), extend(&block, *in_block))
+                })
+            })
+            .collect();
+    }
+    boxes
+}

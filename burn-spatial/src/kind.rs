@@ -1,0 +1,99 @@
+//! The three kinds of tensor primitives, so that what moves data is written once.
+
+use std::fmt::Debug;
+
+use burn_backend::{Backend, DType, TensorData, TensorMetadata};
+use burn_std::{Shape, Slice};
+
+/// Float, int or bool tensors of the inner backend: what moving and viewing needs of them.
+pub trait Kind<B: Backend>: Clone + Copy + Debug + Send + Sync + 'static {
+    /// The inner backend's tensor.
+    type Primitive: TensorMetadata + 'static;
+
+    /// From data on the host.
+    fn from_data(data: TensorData, device: &B::Device) -> Self::Primitive;
+    /// To data on the host; waits for the device.
+    fn into_data(tensor: Self::Primitive) -> TensorData;
+    /// Zeros (false).
+    fn zeros(shape: Shape, device: &B::Device, dtype: DType) -> Self::Primitive;
+    /// Same elements, other shape.
+    fn reshape(tensor: Self::Primitive, shape: Shape) -> Self::Primitive;
+    /// Dimensions in another order.
+    fn permute(tensor: Self::Primitive, order: &[usize]) -> Self::Primitive;
+    /// Repeats extents of 1.
+    fn expand(tensor: Self::Primitive, shape: Shape) -> Self::Primitive;
+    /// A box.
+    fn slice(tensor: Self::Primitive, slices: &[Slice]) -> Self::Primitive;
+    /// With a box replaced.
+    fn slice_assign(tensor: Self::Primitive, slices: &[Slice], value: Self::Primitive) -> Self::Primitive;
+    /// Joined along a dimension.
+    fn cat(tensors: Vec<Self::Primitive>, dim: usize) -> Self::Primitive;
+}
+
+/// Kinds whose elements add up.
+pub trait Numeric<B: Backend>: Kind<B> {
+    /// Element-wise sum.
+    fn add(lhs: Self::Primitive, rhs: Self::Primitive) -> Self::Primitive;
+}
+
+/// Float tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct Float;
+/// Int tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct Int;
+/// Bool tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct Bool;
+
+macro_rules! kind {
+    ($kind:ident, $primitive:ident, $from_data:ident, $into_data:ident, $zeros:ident, $reshape:ident, $permute:ident, $expand:ident, $slice:ident, $slice_assign:ident, $cat:ident) => {
+        impl<B: Backend> Kind<B> for $kind {
+            type Primitive = B::$primitive;
+
+            fn from_data(data: TensorData, device: &B::Device) -> Self::Primitive {
+                B::$from_data(data, device)
+            }
+            fn into_data(tensor: Self::Primitive) -> TensorData {
+                burn_std::reader::read_sync(B::$into_data(tensor)).unwrap_or_else(|e| panic!("the device failed: {e}"))
+            }
+            fn zeros(shape: Shape, device: &B::Device, dtype: DType) -> Self::Primitive {
+                B::$zeros(shape, device, dtype.into())
+            }
+            fn reshape(tensor: Self::Primitive, shape: Shape) -> Self::Primitive {
+                B::$reshape(tensor, shape)
+            }
+            fn permute(tensor: Self::Primitive, order: &[usize]) -> Self::Primitive {
+                B::$permute(tensor, order)
+            }
+            fn expand(tensor: Self::Primitive, shape: Shape) -> Self::Primitive {
+                B::$expand(tensor, shape)
+            }
+            fn slice(tensor: Self::Primitive, slices: &[Slice]) -> Self::Primitive {
+                B::$slice(tensor, slices)
+            }
+            fn slice_assign(tensor: Self::Primitive, slices: &[Slice], value: Self::Primitive) -> Self::Primitive {
+                B::$slice_assign(tensor, slices, value)
+            }
+            fn cat(tensors: Vec<Self::Primitive>, dim: usize) -> Self::Primitive {
+                B::$cat(tensors, dim)
+            }
+        }
+    };
+}
+
+kind!(Float, FloatTensorPrimitive, float_from_data, float_into_data, float_zeros, float_reshape, float_permute, float_expand, float_slice, float_slice_assign, float_cat);
+kind!(Int, IntTensorPrimitive, int_from_data, int_into_data, int_zeros, int_reshape, int_permute, int_expand, int_slice, int_slice_assign, int_cat);
+kind!(Bool, BoolTensorPrimitive, bool_from_data, bool_into_data, bool_zeros, bool_reshape, bool_permute, bool_expand, bool_slice, bool_slice_assign, bool_cat);
+
+impl<B: Backend> Numeric<B> for Float {
+    fn add(lhs: Self::Primitive, rhs: Self::Primitive) -> Self::Primitive {
+        B::float_add(lhs, rhs)
+    }
+}
+
+impl<B: Backend> Numeric<B> for Int {
+    fn add(lhs: Self::Primitive, rhs: Self::Primitive) -> Self::Primitive {
+        B::int_add(lhs, rhs)
+    }
+}

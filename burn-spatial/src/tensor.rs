@@ -1,0 +1,216 @@
+//! The tensor primitive: a local value, and how the global tensor lies on the mesh.
+
+use std::fmt;
+use std::sync::Arc;
+
+use burn_backend::{Backend, DType, TensorData, TensorMetadata};
+use burn_std::Shape;
+
+use crate::comm::CommError;
+use crate::device::{RankContext, SpatialDevice};
+use crate::gradients::Deferred;
+use crate::kind::Kind;
+use crate::layout::{Layout, Storage};
+use crate::mesh::AxisSet;
+use crate::random::Draw;
+use crate::redistribute::redistribute;
+use crate::stats::Live;
+
+/// A tensor of global shape of which this rank stores a block.
+pub struct SpatialTensor<B: Backend, K: Kind<B>> {
+    value: Value<B, K>,
+    layout: Layout,
+    device: SpatialDevice<B::Device>,
+    dtype: DType,
+}
+
+enum Value<B: Backend, K: Kind<B>> {
+    /// This rank's block.
+    Local(K::Primitive, #[allow(dead_code)] Arc<Live>),
+    /// A sum over ranks, made when read. With `layout.pending` empty it is a weight gradient on its way.
+    Deferred(Arc<Deferred<B, K>>, #[allow(dead_code)] Arc<Live>),
+    /// Drawn when it meets a layout.
+    Random(Draw),
+}
+
+impl<B: Backend, K: Kind<B>> Clone for SpatialTensor<B, K> {
+    fn clone(&self) -> Self {
+        let value = match &self.value {
+            Value::Local(local, live) => Value::Local(local.clone(), live.clone()),
+            Value::Deferred(deferred, live) => Value::Deferred(deferred.clone(), live.clone()),
+            Value::Random(draw) => Value::Random(*draw),
+        };
+        SpatialTensor { value, layout: self.layout.clone(), device: self.device.clone(), dtype: self.dtype }
+    }
+}
+
+impl<B: Backend, K: Kind<B>> fmt::Debug for SpatialTensor<B, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {} on {:?}", self.dtype, self.layout, self.device)
+    }
+}
+
+impl<B: Backend, K: Kind<B>> TensorMetadata for SpatialTensor<B, K> {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn shape(&self) -> Shape {
+        self.layout.shape()
+    }
+
+    fn rank(&self) -> usize {
+        self.layout.rank()
+    }
+}
+
+/// A failure to communicate ends the rank: the launcher reports it and ends the job.
+pub(crate) fn communicated<T>(result: Result<T, CommError>) -> T {
+    result.unwrap_or_else(|error| panic!("{error}"))
+}
+
+impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
+    /// From this rank's block under `layout`.
+    pub(crate) fn new(local: K::Primitive, layout: Layout, device: SpatialDevice<B::Device>) -> Self {
+        let context = device.context();
+        debug_assert_eq!(local.shape(), layout.local_shape(context.mesh.coords()), "block and layout {layout} agree");
+        let dtype = local.dtype();
+        let live = Arc::new(context.stats.live(local.shape().num_elements() * dtype.size()));
+        let pending = context.mesh.effective(layout.pending);
+        let layout = layout.with_pending(pending);
+        let value = if pending.is_empty() {
+            Value::Local(local, live)
+        } else {
+            Value::Deferred(Arc::new(Deferred::new(local, pending, device.inner_device().clone())), live)
+        };
+        SpatialTensor { value, layout, device, dtype }
+    }
+
+    /// The same value on every rank.
+    pub(crate) fn full(local: K::Primitive, device: SpatialDevice<B::Device>) -> Self {
+        let layout = Layout::full(&local.shape());
+        Self::new(local, layout, device)
+    }
+
+    /// A tensor that is drawn when it meets a layout.
+    pub(crate) fn random(draw: Draw, shape: Shape, dtype: DType, device: SpatialDevice<B::Device>) -> Self {
+        SpatialTensor { value: Value::Random(draw), layout: Layout::full(&shape), device, dtype }
+    }
+
+    /// A weight gradient: this rank's share of a full value, summed by the gradient engine.
+    pub(crate) fn gradient(self) -> Self {
+        let context = self.context();
+        match self.value {
+            Value::Deferred(deferred, live) if !self.layout.pending.is_empty() => {
+                let layout = self.layout.with_pending(AxisSet::EMPTY);
+                assert!(layout.is_full(), "a weight gradient is full, not {layout}");
+                communicated(context.gradients.push(&context.mesh, deferred.clone()));
+                SpatialTensor { value: Value::Deferred(deferred, live), layout, device: self.device, dtype: self.dtype }
+            }
+            value => SpatialTensor { value, ..self },
+        }
+    }
+
+    /// How the tensor lies on the mesh.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Where it lives.
+    pub fn device(&self) -> &SpatialDevice<B::Device> {
+        &self.device
+    }
+
+    pub(crate) fn context(&self) -> Arc<RankContext> {
+        self.device.context()
+    }
+
+    pub(crate) fn is_random(&self) -> bool {
+        matches!(self.value, Value::Random(_))
+    }
+
+    /// This rank's share of a pending sum.
+    pub(crate) fn partial(&self) -> Option<K::Primitive> {
+        match &self.value {
+            Value::Deferred(deferred, _) if !self.layout.pending.is_empty() => deferred.partial(),
+            _ => None,
+        }
+    }
+
+    /// The local block, with pending sums made and random values drawn. Collective where a sum is pending.
+    pub(crate) fn settle(self) -> (K::Primitive, Layout) {
+        let layout = self.layout.clone().with_pending(AxisSet::EMPTY);
+        match self.value {
+            Value::Local(local, _) => (local, layout),
+            Value::Deferred(deferred, _) => {
+                let context = self.device.context();
+                (communicated(deferred.read(&context.mesh, &context.gradients)), layout)
+            }
+            Value::Random(draw) => {
+                let coords = self.device.context().mesh.coords();
+                let data = draw.block(&layout, coords, self.dtype);
+                (K::from_data(data, self.device.inner_device()), layout)
+            }
+        }
+    }
+
+    /// [`SpatialTensor::settle`] as a tensor.
+    pub(crate) fn settled(self) -> Self {
+        match self.value {
+            Value::Local(..) => self,
+            _ => {
+                let device = self.device.clone();
+                let (local, layout) = self.settle();
+                Self::new(local, layout, device)
+            }
+        }
+    }
+
+    /// The same tensor under `layout`; collective where data has to move between ranks.
+    pub(crate) fn to_layout(self, layout: &Layout) -> Self {
+        if self.layout == *layout && matches!(self.value, Value::Local(..)) {
+            return self;
+        }
+        let device = self.device.clone();
+        let context = device.context();
+        if let Value::Random(draw) = self.value {
+            // Each rank draws its own block; uniform axes have to be stored.
+            let target = (0..layout.rank()).fold(layout.clone(), |l, dim| l.materialized_dim(dim));
+            let data = draw.block(&target, context.mesh.coords(), self.dtype);
+            return Self::new(K::from_data(data, device.inner_device()), target, device);
+        }
+        let (local, from) = self.settle();
+        let local = communicated(redistribute::<B, K>(&context, local, &from, layout, device.inner_device()));
+        Self::new(local, layout.clone(), device)
+    }
+
+    /// Whole on every rank: gathers what is split and stores what is uniform.
+    pub(crate) fn to_full(self) -> Self {
+        let layout = Layout::full(&self.layout.shape());
+        self.to_layout(&layout)
+    }
+
+    /// The block for an operation without a rule: gathered, counted, logged once, and refused in strict mode.
+    pub(crate) fn gathered(self, op: &'static str) -> K::Primitive {
+        let moves = self.layout.axes().any(|a| matches!(a.storage, Storage::Split { .. }));
+        if moves {
+            let context = self.context();
+            if context.strict() {
+                panic!(
+                    "{op} has no rule for a tensor that lies as {} and would gather it (strict mode). Make it full first with to_full(), or unset {}",
+                    self.layout,
+                    crate::device::STRICT_VARIABLE
+                );
+            }
+            if context.stats.gather(op) && context.mesh.rank() == 0 {
+                tracing::warn!("{op} has no rule for a tensor that lies as {}: gathered on every rank (said once)", self.layout);
+            }
+        }
+        self.to_full().settle().0
+    }
+
+    /// The whole tensor as data. Collective where it is split or a sum is pending.
+    pub(crate) fn whole_data(self) -> TensorData {
+        K::into_data(self.to_full().settle().0)
+    }
+}
