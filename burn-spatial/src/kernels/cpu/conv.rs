@@ -333,8 +333,7 @@ impl Conv {
             let p0 = tile * panels * panel;
             let columns = (panels * panel).min(positions - p0);
             let starts: Vec<usize> = (0..columns).step_by(panel).collect();
-            let reads: Vec<Reads> =
-                starts.iter().map(|s| gather.reads(p0 + s..p0 + (s + panel).min(columns), channels[0])).collect();
+            let reads: Vec<Reads> = starts.iter().map(|s| gather.reads(p0 + s..p0 + (s + panel).min(columns), channels[0])).collect();
             let ldc = starts.len() * panel;
             with_scratch(block * taps * panel, m.len() * ldc, |packed: &mut [T], sums: &mut [T]| {
                 for c in (0..inner).step_by(block) {
@@ -441,9 +440,7 @@ impl Conv {
                     }
                     let reads = gather.reads(p0..p0 + columns, 0);
                     for (c, sums) in sums.chunks_exact(taps * width).take(count).enumerate() {
-                        let at = ((sample * channels[0] + group * inner + first + c) * ad.source + planes.start)
-                            * ah.source
-                            * aw.source;
+                        let at = ((sample * channels[0] + group * inner + first + c) * ad.source + planes.start) * ah.source * aw.source;
                         // SAFETY: a task owns these planes of its channels.
                         let out = unsafe { shared.part(at, planes.len() * ah.source * aw.source) };
                         gather.scatter(sums, width, &reads, planes.start, out);
@@ -467,12 +464,10 @@ impl Conv {
             return self.weight_grad_dots(x, grad);
         }
         let panel = T::panel(isa);
-        let blocks: Vec<(usize, Range<usize>)> = (0..samples)
-            .flat_map(|s| (0..positions).step_by(DEPTH).map(move |p| (s, p..(p + DEPTH).min(positions))))
-            .collect();
+        let blocks: Vec<(usize, Range<usize>)> =
+            (0..samples).flat_map(|s| (0..positions).step_by(DEPTH).map(move |p| (s, p..(p + DEPTH).min(positions)))).collect();
         let (chunk, chunks) = chunks(blocks.len(), groups * all.div_ceil(16), size);
-        let panels =
-            (groups * all.div_ceil(panel) * chunks).div_ceil(2 * rayon::current_num_threads()).clamp(1, PANELS);
+        let panels = (groups * all.div_ceil(panel) * chunks).div_ceil(2 * rayon::current_num_threads()).clamp(1, PANELS);
         let tiles = all.div_ceil(panels * panel);
         let mut out = vec![T::default(); chunks * size];
         let shared = Shared(out.as_mut_ptr());
@@ -483,8 +478,7 @@ impl Conv {
             let columns = (panels * panel).min(all - first);
             let ldc = columns.next_multiple_of(panel);
             with_scratch(DEPTH.min(positions) * panel, rows * ldc, |packed: &mut [T], sums: &mut [T]| {
-                for (i, (sample, p)) in blocks[part * chunk..((part + 1) * chunk).min(blocks.len())].iter().enumerate()
-                {
+                for (i, (sample, p)) in blocks[part * chunk..((part + 1) * chunk).min(blocks.len())].iter().enumerate() {
                     let reads = gather.reads(sample * positions + p.start..sample * positions + p.end, channels[0]);
                     for start in (0..columns).step_by(panel) {
                         let count = (columns - start).min(panel);
@@ -533,55 +527,48 @@ impl Conv {
         let ([inner, rows], lanes) = (self.group_channels(), T::lanes(isa));
         let (taps, positions) = (gather.taps(), gather.positions());
         let (all, size) = (inner * taps, channels[1] * inner * taps);
-        let blocks: Vec<(usize, Range<usize>)> = (0..samples)
-            .flat_map(|s| (0..positions).step_by(BLOCK).map(move |p| (s, p..(p + BLOCK).min(positions))))
-            .collect();
+        let blocks: Vec<(usize, Range<usize>)> =
+            (0..samples).flat_map(|s| (0..positions).step_by(BLOCK).map(move |p| (s, p..(p + BLOCK).min(positions)))).collect();
         let (chunk, chunks) = chunks(blocks.len(), groups * inner, size);
         let mut out = vec![T::default(); chunks * size];
         let shared = Shared(out.as_mut_ptr());
 
         (0..chunks * groups * inner).into_par_iter().for_each(|task| {
             let (part, group, c) = (task / (groups * inner), task / inner % groups, task % inner);
-            with_scratch(
-                taps * BLOCK.next_multiple_of(lanes),
-                rows * (taps + lanes),
-                |packed: &mut [T], rest: &mut [T]| {
-                    let (sums, ends) = rest.split_at_mut(rows * taps);
-                    sums.fill(T::default());
-                    for (sample, p) in &blocks[part * chunk..((part + 1) * chunk).min(blocks.len())] {
-                        let width = p.len().next_multiple_of(lanes);
-                        let reads = gather.reads(sample * positions + p.start..sample * positions + p.end, channels[0]);
-                        let packed = &mut packed[..taps * width];
-                        let channel = group * inner + c;
-                        gather.pack(x, channel..channel + 1, &reads, width, packed);
-                        let a = &grad[(sample * channels[1] + group * rows) * positions + p.start..];
-                        let whole = p.len() / lanes * lanes;
-                        debug_assert!(a.len() >= (rows - 1) * positions + p.len());
-                        let dots = |a: *const T, lda: usize, b: *const T, len: usize, sums: &mut [T]| {
-                            let c = sums.as_mut_ptr();
-                            // SAFETY: the extents above; `isa` comes from `Isa::available`.
-                            unsafe {
-                                T::dots(isa, &Dots { a, lda, rows, b, ldb: width, columns: taps, len, c, ldc: taps })
-                            }
-                        };
-                        dots(a.as_ptr(), positions, packed.as_ptr(), whole, sums);
-                        if whole < width {
-                            // The last positions, filled up to a vector with zeros.
-                            packed.chunks_exact_mut(width).for_each(|row| row[p.len()..].fill(T::default()));
-                            for (end, row) in ends.chunks_exact_mut(lanes).zip(a.chunks(positions)) {
-                                end.fill(T::default());
-                                end[..p.len() - whole].copy_from_slice(&row[whole..p.len()]);
-                            }
-                            dots(ends.as_ptr(), lanes, packed[whole..].as_ptr(), lanes, sums);
+            with_scratch(taps * BLOCK.next_multiple_of(lanes), rows * (taps + lanes), |packed: &mut [T], rest: &mut [T]| {
+                let (sums, ends) = rest.split_at_mut(rows * taps);
+                sums.fill(T::default());
+                for (sample, p) in &blocks[part * chunk..((part + 1) * chunk).min(blocks.len())] {
+                    let width = p.len().next_multiple_of(lanes);
+                    let reads = gather.reads(sample * positions + p.start..sample * positions + p.end, channels[0]);
+                    let packed = &mut packed[..taps * width];
+                    let channel = group * inner + c;
+                    gather.pack(x, channel..channel + 1, &reads, width, packed);
+                    let a = &grad[(sample * channels[1] + group * rows) * positions + p.start..];
+                    let whole = p.len() / lanes * lanes;
+                    debug_assert!(a.len() >= (rows - 1) * positions + p.len());
+                    let dots = |a: *const T, lda: usize, b: *const T, len: usize, sums: &mut [T]| {
+                        let c = sums.as_mut_ptr();
+                        // SAFETY: the extents above; `isa` comes from `Isa::available`.
+                        unsafe { T::dots(isa, &Dots { a, lda, rows, b, ldb: width, columns: taps, len, c, ldc: taps }) }
+                    };
+                    dots(a.as_ptr(), positions, packed.as_ptr(), whole, sums);
+                    if whole < width {
+                        // The last positions, filled up to a vector with zeros.
+                        packed.chunks_exact_mut(width).for_each(|row| row[p.len()..].fill(T::default()));
+                        for (end, row) in ends.chunks_exact_mut(lanes).zip(a.chunks(positions)) {
+                            end.fill(T::default());
+                            end[..p.len() - whole].copy_from_slice(&row[whole..p.len()]);
                         }
+                        dots(ends.as_ptr(), lanes, packed[whole..].as_ptr(), lanes, sums);
                     }
-                    for (i, sums) in sums.chunks_exact(taps).enumerate() {
-                        let at = part * size + (group * rows + i) * all + c * taps;
-                        // SAFETY: a task owns its channel of its part.
-                        unsafe { shared.part(at, taps) }.copy_from_slice(sums);
-                    }
-                },
-            );
+                }
+                for (i, sums) in sums.chunks_exact(taps).enumerate() {
+                    let at = part * size + (group * rows + i) * all + c * taps;
+                    // SAFETY: a task owns its channel of its part.
+                    unsafe { shared.part(at, taps) }.copy_from_slice(sums);
+                }
+            });
         });
         sum_parts(out, size)
     }

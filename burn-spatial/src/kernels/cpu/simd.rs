@@ -45,10 +45,7 @@ impl Isa {
             all.iter()
                 .find(|(_, name)| *name == wanted)
                 .unwrap_or_else(|| {
-                    tracing::warn!(
-                        "BURN_SPATIAL_ISA={wanted} is not one of this machine's ({all:?}); using {}",
-                        all[0].1
-                    );
+                    tracing::warn!("BURN_SPATIAL_ISA={wanted} is not one of this machine's ({all:?}); using {}", all[0].1);
                     &all[0]
                 })
                 .0
@@ -97,9 +94,7 @@ pub(crate) struct Dots<T> {
 const MAX_LANES: usize = 16;
 
 /// The element types of the CPU kernels.
-pub(crate) trait Real:
-    Element + Pod + Copy + Default + PartialOrd + Add<Output = Self> + Mul<Output = Self> + AddAssign
-{
+pub(crate) trait Real: Element + Pod + Copy + Default + PartialOrd + Add<Output = Self> + Mul<Output = Self> + AddAssign {
     /// The most negative value.
     const NEG_INFINITY: Self;
 
