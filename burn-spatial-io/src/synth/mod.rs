@@ -187,7 +187,7 @@ impl Universe {
 
     fn write_hdf5(&self, path: &Path) -> hdf5::Result<()> {
         let file = hdf5::File::create(path)?;
-        file.new_attr::<FixedAscii<8>>().create("dataset_tag")?.write_scalar(&ascii("4parE"))?;
+        file.new_attr::<FixedAscii<8>>().create("dataset_tag")?.write_scalar(&ascii::<8>("4parE"))?;
         file.new_attr::<i64>().create("seed9")?.write_scalar(&(self.seed as i64))?;
         let tag: FixedAscii<48> = ascii(&format!("synth_s{}-{}", self.seed, self.index));
         file.new_attr::<FixedAscii<48>>().create("universe_tag")?.write_scalar(&tag)?;

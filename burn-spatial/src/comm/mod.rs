@@ -159,7 +159,7 @@ impl Display for Signature {
 }
 
 /// The watchdog: how long a wait may last. `BURN_SPATIAL_TIMEOUT` gives it in seconds, 0 for ever; 300 otherwise.
-fn timeout_from_env() -> Option<Duration> {
+pub(crate) fn timeout_from_env() -> Option<Duration> {
     let seconds = env_number("BURN_SPATIAL_TIMEOUT").unwrap_or(300);
     (seconds > 0).then(|| Duration::from_secs(seconds))
 }
