@@ -10,8 +10,7 @@ use burn::backend::Flex;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::Dataset;
-use burn::tensor::backend::Backend;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use burn_spatial::comm::threads;
 use burn_spatial::mesh::{Grid, Mesh, MeshAxis};
 use burn_spatial_io::{
@@ -25,7 +24,7 @@ type Ids = Vec<usize>;
 struct IdsOnly;
 
 impl Batcher<Flex, Sample, Ids> for IdsOnly {
-    fn batch(&self, items: Vec<Sample>, _device: &<Flex as Backend>::Device) -> Ids {
+    fn batch(&self, items: Vec<Sample>, _device: &Device<Flex>) -> Ids {
         items.iter().map(|sample| sample.id).collect()
     }
 }
@@ -221,7 +220,7 @@ impl Place<Flex> for Recorder {
         local: TensorData,
         global: [usize; D],
         split: [Option<MeshAxis>; D],
-        device: &<Flex as Backend>::Device,
+        device: &Device<Flex>,
     ) -> Tensor<Flex, D> {
         self.0.lock().unwrap().push((local.shape.to_vec(), global.to_vec(), split.to_vec()));
         Tensor::zeros(global, device)

@@ -82,9 +82,9 @@ pub struct SynthConfig {
 }
 
 impl Default for SynthConfig {
-    /// 16 boxes of 32^3 cells of 4 Mpc/h, all parameters within 30 %, two particles a cell side.
+    /// 16 boxes of 32^3 cells of 4 Mpc/h, all parameters within 30 %, one particle a cell.
     fn default() -> Self {
-        SynthConfig { grid: 32, cell: 4.0, count: 16, start: 0, seed: 1, spread: 0.3, vary: Parameter::ALL.into(), fixed_box: false, ppc: 2 }
+        SynthConfig { grid: 32, cell: 4.0, count: 16, start: 0, seed: 1, spread: 0.3, vary: Parameter::ALL.into(), fixed_box: false, ppc: 1 }
     }
 }
 
