@@ -136,7 +136,11 @@ pub fn device_of(local_rank: usize, visible: usize) -> (usize, Option<String>) {
     }
     let device = local_rank % visible;
     let shared = local_rank >= visible;
-    let warning = || format!("local rank {local_rank} shares device {device}: its node has more ranks than the {visible} devices it sees");
+    let warning = || {
+        format!(
+            "local rank {local_rank} shares device {device}: its node has more ranks than the {visible} devices it sees"
+        )
+    };
     (device, shared.then(warning))
 }
 

@@ -59,7 +59,9 @@ pub enum CommError {
         message: String,
     },
     /// A message of another length than the plan says: ranks run different programs.
-    #[error("rank {rank}: received {got} bytes from rank {from} where {expected} were expected; do all ranks run the same program on the same shapes?")]
+    #[error(
+        "rank {rank}: received {got} bytes from rank {from} where {expected} were expected; do all ranks run the same program on the same shapes?"
+    )]
     Length {
         /// The receiving rank.
         rank: usize,
@@ -83,7 +85,9 @@ pub enum CommError {
         missing: Vec<usize>,
     },
     /// Ranks of a group called different operations, or the same one with other lengths or types.
-    #[error("rank {rank} is in {op}, but rank {other} in {other_op}; do all ranks run the same program on the same shapes?")]
+    #[error(
+        "rank {rank} is in {op}, but rank {other} in {other_op}; do all ranks run the same program on the same shapes?"
+    )]
     Mismatch {
         /// The rank that noticed.
         rank: usize,

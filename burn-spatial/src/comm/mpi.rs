@@ -170,7 +170,8 @@ fn foreign_launcher(size: usize, env: impl Fn(&str) -> Option<String>) -> Option
         return None;
     }
     let read = |name: &'static str| Some((name, env(name)?.trim().parse::<usize>().ok()?));
-    let by_mpi = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"].into_iter().filter_map(read).max_by_key(|v| v.1);
+    let by_mpi =
+        ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"].into_iter().filter_map(read).max_by_key(|v| v.1);
     by_mpi.or_else(|| read("SLURM_STEP_NUM_TASKS")).filter(|(_, started)| *started > 1)
 }
 
@@ -210,9 +211,20 @@ fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps what MPI may still write to alive for ever.
+/// Keeps what MPI may still use alive for ever.
 fn leak<T>(value: T) {
     let _ = ManuallyDrop::new(value);
+}
+
+/// `owner`, if starting its messages went well. Otherwise some may be under way all the same, and it is leaked.
+fn started<T>(owner: T, result: Result<(), CommError>) -> Result<T, CommError> {
+    match result {
+        Ok(()) => Ok(owner),
+        Err(error) => {
+            leak(owner);
+            Err(error)
+        }
+    }
 }
 
 /// An MPI communicator.
@@ -232,7 +244,7 @@ struct Engine {
     /// Bytes of the longest message.
     cap: usize,
     timeout: Option<Duration>,
-    active: Mutex<Vec<Arc<Mutex<Slot<dyn Operation>>>>>,
+    active: Mutex<Vec<SharedSlot>>,
 }
 
 impl Engine {
@@ -299,6 +311,9 @@ enum Progress {
     Failed(CommError),
 }
 
+/// Held by the engine and by the request.
+type SharedSlot = Arc<Mutex<Slot<dyn Operation>>>;
+
 struct Slot<T: ?Sized> {
     state: Progress,
     op: T,
@@ -349,8 +364,8 @@ impl Group {
 
     /// The tag of the next collective: two for each, within the 32767 that every MPI allows. Numbers come again after
     /// 16384 collectives, when those before them are long over.
-    fn next_tag(&self) -> i32 {
-        (self.seq.fetch_add(1, Ordering::Relaxed) % (1 << 14)) as i32 * 2
+    fn next_tag(&self) -> u16 {
+        (self.seq.fetch_add(1, Ordering::Relaxed) % (1 << 14)) as u16 * 2
     }
 
     fn others(&self) -> impl Iterator<Item = usize> {
@@ -378,34 +393,24 @@ struct Transfer {
 unsafe impl Send for Transfer {}
 
 impl Transfer {
-    /// Starts to send the `len` bytes at `data`.
+    /// Starts to receive `len` bytes to `data`, or to send those there.
     ///
     /// # Safety
-    /// The bytes must stay in place and unchanged until [`Transfer::poll`] has returned true, or be leaked.
-    unsafe fn send(group: &Group, comm: Handle, to: usize, tag: i32, data: *const u8, len: usize) -> Result<Self, CommError> {
-        unsafe { Self::start(group, comm, to, tag, data.cast_mut(), len, false) }
-    }
-
-    /// Starts to receive `len` bytes to `data`.
-    ///
-    /// # Safety
-    /// As for [`Transfer::send`]; nobody else may touch the bytes.
-    unsafe fn receive(group: &Group, comm: Handle, from: usize, tag: i32, data: *mut u8, len: usize) -> Result<Self, CommError> {
-        unsafe { Self::start(group, comm, from, tag, data, len, true) }
-    }
-
+    /// The bytes must stay in place until [`Transfer::poll`] has returned true, or be leaked, also after an error:
+    /// unchanged for a send, untouched for a receive.
     unsafe fn start(
         group: &Group,
         comm: Handle,
         peer: usize,
-        tag: i32,
+        tag: u16,
         data: *mut u8,
         len: usize,
         receive: bool,
     ) -> Result<Self, CommError> {
         let Engine { cap, rank, .. } = *group.engine;
-        let mut requests = Vec::with_capacity(len / cap + 1);
+        let (to, tag) = (peer as i32, i32::from(tag));
         let bytes = unsafe { ffi::RSMPI_UINT8_T };
+        let mut requests = Vec::with_capacity(len / cap + 1);
         for start in (0..=len).step_by(cap) {
             let count = cap.min(len - start) as i32;
             let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
@@ -413,9 +418,9 @@ impl Transfer {
             let (call, rc) = unsafe {
                 let at = data.add(start).cast();
                 if receive {
-                    ("MPI_Irecv", ffi::MPI_Irecv(at, count, bytes, peer as i32, tag, comm.0, &mut request))
+                    ("MPI_Irecv", ffi::MPI_Irecv(at, count, bytes, to, tag, comm.0, &mut request))
                 } else {
-                    ("MPI_Isend", ffi::MPI_Isend(at, count, bytes, peer as i32, tag, comm.0, &mut request))
+                    ("MPI_Isend", ffi::MPI_Isend(at, count, bytes, to, tag, comm.0, &mut request))
                 }
             };
             check(rank, call, rc)?;
@@ -536,8 +541,7 @@ const TYPES: [DType; 16] = [
     DType::Bool(BoolStore::U32),
 ];
 
-const OPS: [ReduceOp; 6] =
-    [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::And, ReduceOp::Or];
+const OPS: [ReduceOp; 6] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::And, ReduceOp::Or];
 
 /// The header of a message with `len` bytes of payload. Code 0 stands for none.
 fn encode(signature: Signature, len: usize) -> [u8; HEADER] {
@@ -571,7 +575,7 @@ fn decode(bytes: &[u8]) -> Option<(Signature, usize)> {
 /// One collective step: payloads to some ranks and from some ranks.
 struct Exchange {
     group: Arc<Group>,
-    tag: i32,
+    tag: u16,
     signature: Signature,
     sends: Vec<Transfer>,
     /// First messages under way, and payloads that belong to the exchange.
@@ -596,7 +600,7 @@ struct Incoming {
 unsafe impl Send for Incoming {}
 
 impl Exchange {
-    fn new(group: &Arc<Group>, tag: i32, signature: Signature) -> Self {
+    fn new(group: &Arc<Group>, tag: u16, signature: Signature) -> Self {
         Exchange { group: group.clone(), tag, signature, sends: Vec::new(), kept: Vec::new(), incoming: Vec::new() }
     }
 
@@ -619,13 +623,22 @@ impl Exchange {
         for to in to {
             // SAFETY: `kept` holds the first message; the caller vouches for the rest.
             unsafe {
-                self.sends.push(Transfer::send(&self.group, self.group.own, to, self.tag, start, bytes)?);
+                self.transfer(to, start, bytes)?;
                 if len > inline {
-                    let (rest, left) = (data.add(inline), len - inline);
-                    self.sends.push(Transfer::send(&self.group, self.group.own, to, self.tag, rest, left)?);
+                    self.transfer(to, data.add(inline), len - inline)?;
                 }
             }
         }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for [`Exchange::send`].
+    unsafe fn transfer(&mut self, to: usize, data: *const u8, len: usize) -> Result<(), CommError> {
+        let group = &self.group;
+        // SAFETY: the caller's promise. MPI's interface takes a mutable pointer for both ways, and does not write here.
+        let send = unsafe { Transfer::start(group, group.own, to, self.tag, data.cast_mut(), len, false)? };
+        self.sends.push(send);
         Ok(())
     }
 
@@ -650,9 +663,9 @@ impl Exchange {
     unsafe fn receive_at(&mut self, from: usize, place: Option<(*mut u8, usize)>) -> Result<(), CommError> {
         let room = HEADER + self.inline();
         let mut first = Vec::with_capacity(room);
-        // SAFETY: the buffer has the room and moves into `incoming`.
-        let mut head =
-            unsafe { Transfer::receive(&self.group, self.group.own, from, self.tag, first.as_mut_ptr(), room)? };
+        let group = &self.group;
+        // SAFETY: the buffer has the room and moves into `incoming`; one message starts or does not.
+        let mut head = unsafe { Transfer::start(group, group.own, from, self.tag, first.as_mut_ptr(), room, true)? };
         head.shorter = true;
         self.incoming.push(Incoming { from, first, head, body: None, place, data: Vec::new(), done: false });
         Ok(())
@@ -671,8 +684,8 @@ impl Exchange {
     }
 
     /// What came, in the order of the calls to [`Exchange::receive`].
-    fn payloads(&mut self) -> impl Iterator<Item = (usize, Vec<u8>)> {
-        self.incoming.drain(..).map(|incoming| (incoming.from, incoming.data))
+    fn payloads(&mut self) -> impl Iterator<Item = Vec<u8>> {
+        self.incoming.drain(..).map(|incoming| incoming.data)
     }
 }
 
@@ -705,7 +718,7 @@ impl Operation for Exchange {
 }
 
 impl Incoming {
-    fn poll(&mut self, group: &Group, tag: i32, expected: Signature, inline: usize) -> Result<bool, CommError> {
+    fn poll(&mut self, group: &Group, tag: u16, expected: Signature, inline: usize) -> Result<bool, CommError> {
         if self.done {
             return Ok(true);
         }
@@ -732,14 +745,17 @@ impl Incoming {
                 }
             };
             let early = &self.first[HEADER..];
+            if early.len() != len.min(inline) {
+                let (rank, from) = (self.head.rank, self.head.peer);
+                return Err(CommError::Length { rank, from, expected: len.min(inline), got: early.len() });
+            }
             // SAFETY: there is room for len bytes, of which the first message holds the beginning.
-            unsafe { start.copy_from_nonoverlapping(early.as_ptr(), early.len().min(len)) };
+            unsafe { start.copy_from_nonoverlapping(early.as_ptr(), early.len()) };
             if len > inline {
                 // SAFETY: the same room; `data` or the owner of `place` lives as long as this.
-                let body = unsafe {
-                    Transfer::receive(group, group.own, self.from, tag, start.add(inline), len - inline)?
-                };
-                self.body = Some(body);
+                let rest = unsafe { start.add(inline) };
+                self.body =
+                    Some(unsafe { Transfer::start(group, group.own, self.from, tag, rest, len - inline, true)? });
             } else if self.place.is_none() {
                 // SAFETY: all len bytes were in the first message.
                 unsafe { self.data.set_len(len) };
@@ -762,7 +778,7 @@ impl Incoming {
 /// An all-reduce under way; see the module's documentation.
 struct AllReduce {
     group: Arc<Group>,
-    tag: i32,
+    tag: u16,
     data: Vec<u8>,
     dtype: DType,
     op: ReduceOp,
@@ -784,21 +800,24 @@ impl AllReduce {
         let tag = group.next_tag();
         let mut exchange = Exchange::new(group, tag, Signature::all_reduce(data.len(), dtype, op));
         let mut reduction = AllReduce { group: group.clone(), tag, data, dtype, op, step: Step::Done };
-        group.others().try_for_each(|from| exchange.receive(from))?;
         let direct = reduction.data.len() <= DIRECT;
-        let start = reduction.data.as_ptr();
-        if direct {
+        let mut begin = || {
+            group.others().try_for_each(|from| exchange.receive(from))?;
+            let start = reduction.data.as_ptr();
             // SAFETY: `data` is not touched before the exchange is done, and lives as long.
-            unsafe { exchange.send(group.others(), start, reduction.data.len())? };
-        } else {
-            for to in group.others() {
-                let piece = reduction.piece(to);
-                // SAFETY: as above.
-                unsafe { exchange.send([to].into_iter(), start.add(piece.start), piece.len())? };
+            unsafe {
+                if direct {
+                    return exchange.send(group.others(), start, reduction.data.len());
+                }
+                group.others().try_for_each(|to| {
+                    let piece = reduction.piece(to);
+                    exchange.send([to].into_iter(), start.add(piece.start), piece.len())
+                })
             }
-        }
+        };
+        let result = begin();
         reduction.step = if direct { Step::Direct(exchange) } else { Step::Collect(exchange) };
-        Ok(reduction)
+        started(reduction, result)
     }
 
     /// The bytes that `rank` reduces: whole elements, near-equal shares.
@@ -808,7 +827,9 @@ impl AllReduce {
         elements * rank / ranks * size..elements * (rank + 1) / ranks * size
     }
 
-    fn reduce(&mut self, range: Range<usize>, parts: Vec<Vec<u8>>) {
+    /// Reduces `range` of the buffer with what came from the others.
+    fn reduce(&mut self, range: Range<usize>, mut exchange: Exchange) {
+        let parts: Vec<Vec<u8>> = exchange.payloads().collect();
         let others: Vec<&[u8]> = parts.iter().map(|part| &part[..]).collect();
         reduce::reduce(&mut self.data[range], self.group.rank, &others, self.dtype, self.op);
     }
@@ -817,16 +838,19 @@ impl AllReduce {
         let signature = Signature::all_reduce(self.data.len(), self.dtype, self.op);
         let mut exchange = Exchange::new(&self.group, self.tag + 1, signature);
         let start = self.data.as_mut_ptr();
-        let (group, own) = (self.group.clone(), self.piece(self.group.rank));
-        // SAFETY: pieces do not overlap; `data` is not touched before the exchange is done, and lives as long.
-        unsafe {
-            for from in group.others() {
-                let piece = self.piece(from);
-                exchange.receive_at(from, Some((start.add(piece.start), piece.len())))?;
+        let (group, own) = (&self.group, self.piece(self.group.rank));
+        let mut begin = || {
+            // SAFETY: pieces do not overlap; `data` is not touched before the exchange is done, and lives as long.
+            unsafe {
+                for from in group.others() {
+                    let piece = self.piece(from);
+                    exchange.receive_at(from, Some((start.add(piece.start), piece.len())))?;
+                }
+                exchange.send(group.others(), start.add(own.start), own.len())
             }
-            exchange.send(group.others(), start.add(own.start), own.len())?;
-        }
-        Ok(exchange)
+        };
+        let result = begin();
+        started(exchange, result)
     }
 
     fn exchange(&self) -> Option<&Exchange> {
@@ -839,23 +863,22 @@ impl AllReduce {
 
 impl Operation for AllReduce {
     fn poll(&mut self) -> Result<bool, CommError> {
-        let whole = 0..self.data.len();
-        let own = self.piece(self.group.rank);
-        match &mut self.step {
-            Step::Direct(exchange) if exchange.poll()? => {
-                let parts = exchange.payloads().map(|(_, part)| part).collect();
-                self.reduce(whole, parts);
-                self.step = Step::Done;
-            }
-            Step::Collect(exchange) if exchange.poll()? => {
-                let parts = exchange.payloads().map(|(_, part)| part).collect();
-                self.reduce(own, parts);
-                self.step = Step::Share(self.share()?);
-            }
-            Step::Share(exchange) if exchange.poll()? => self.step = Step::Done,
-            _ => {}
+        let (Step::Direct(exchange) | Step::Collect(exchange) | Step::Share(exchange)) = &mut self.step else {
+            return Ok(true);
+        };
+        if !exchange.poll()? {
+            return Ok(false);
         }
-        Ok(matches!(self.step, Step::Done))
+        match std::mem::replace(&mut self.step, Step::Done) {
+            Step::Direct(exchange) => self.reduce(0..self.data.len(), exchange),
+            Step::Collect(exchange) => {
+                self.reduce(self.piece(self.group.rank), exchange);
+                self.step = Step::Share(self.share()?);
+                return Ok(false);
+            }
+            Step::Share(_) | Step::Done => {}
+        }
+        Ok(true)
     }
 
     fn missing(&self) -> Vec<usize> {
@@ -876,7 +899,7 @@ impl Operation for AllReduce {
 /// A handle on an operation that the engine owns.
 struct Pending {
     engine: Arc<Engine>,
-    slot: Arc<Mutex<Slot<dyn Operation>>>,
+    slot: SharedSlot,
     kind: Kind,
     counters: Arc<CommCounters>,
 }
@@ -936,25 +959,46 @@ impl MpiComm {
         Box::new(Pending { engine, slot, kind, counters: self.counters.clone() })
     }
 
-    fn message(&self, transfer: Transfer, buffer: Vec<u8>) -> Box<dyn Request> {
-        self.request(Kind::PointToPoint, Message { transfer, buffer })
+    /// Starts a message of `len` bytes to or from `buffer`, which has room for them.
+    fn message(
+        &self,
+        peer: usize,
+        tag: u16,
+        mut buffer: Vec<u8>,
+        len: usize,
+        receive: bool,
+    ) -> Result<Box<dyn Request>, CommError> {
+        let group = &self.group;
+        // SAFETY: the bytes move with the transfer into an operation of the engine, or are leaked.
+        let transfer = unsafe { Transfer::start(group, group.user, peer, tag, buffer.as_mut_ptr(), len, receive) };
+        match transfer {
+            Ok(transfer) => Ok(self.request(Kind::PointToPoint, Message { transfer, buffer })),
+            Err(error) => {
+                leak(buffer);
+                Err(error)
+            }
+        }
     }
 
     /// Makes an exchange and waits for it: `data` to the ranks `to`, and what comes from the ranks `from`.
     fn exchange(
         &self,
         kind: Kind,
-        tag: i32,
+        tag: u16,
         data: Vec<u8>,
         to: impl Iterator<Item = usize>,
         from: impl Iterator<Item = usize>,
-    ) -> Result<(Vec<u8>, Vec<(usize, Vec<u8>)>), CommError> {
+    ) -> Result<(Vec<u8>, Vec<Vec<u8>>), CommError> {
         let start = Instant::now();
         let mut exchange = Exchange::new(&self.group, tag, Signature::of(kind));
-        for from in from {
-            exchange.receive(from)?;
-        }
-        exchange.send_kept(to, data)?;
+        let begin = || {
+            for from in from {
+                exchange.receive(from)?;
+            }
+            exchange.send_kept(to, data)
+        };
+        let result = begin();
+        let exchange = started(exchange, result)?;
         let engine = &self.group.engine;
         let slot = engine.submit(exchange);
         let result = engine.wait(&slot, kind.name());
@@ -969,8 +1013,7 @@ impl MpiComm {
     /// Every rank's bytes in rank order.
     fn exchange_all(&self, kind: Kind, data: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
         let group = &self.group;
-        let (own, others) = self.exchange(kind, group.next_tag(), data.to_vec(), group.others(), group.others())?;
-        let mut parts: Vec<Vec<u8>> = others.into_iter().map(|(_, part)| part).collect();
+        let (own, mut parts) = self.exchange(kind, group.next_tag(), data.to_vec(), group.others(), group.others())?;
         parts.insert(group.rank, own);
         Ok(parts)
     }
@@ -993,20 +1036,14 @@ impl Communicator for MpiComm {
         self.check_peer(to)?;
         self.counters.call(Kind::PointToPoint);
         self.counters.bytes(Kind::PointToPoint, data.len(), 0);
-        // SAFETY: the bytes move with the transfer into an operation of the engine.
-        let transfer =
-            unsafe { Transfer::send(&self.group, self.group.user, to, tag.into(), data.as_ptr(), data.len())? };
-        Ok(self.message(transfer, data))
+        let len = data.len();
+        self.message(to, tag, data, len, false)
     }
 
     fn start_recv(&self, from: usize, tag: u16, len: usize) -> Result<Box<dyn Request>, CommError> {
         self.check_peer(from)?;
         self.counters.bytes(Kind::PointToPoint, 0, len);
-        let mut data = Vec::with_capacity(len);
-        // SAFETY: as for a send.
-        let transfer =
-            unsafe { Transfer::receive(&self.group, self.group.user, from, tag.into(), data.as_mut_ptr(), len)? };
-        Ok(self.message(transfer, data))
+        self.message(from, tag, Vec::with_capacity(len), len, true)
     }
 
     fn start_all_reduce(&self, mut data: Vec<u8>, dtype: DType, op: ReduceOp) -> Result<Box<dyn Request>, CommError> {
@@ -1034,8 +1071,7 @@ impl Communicator for MpiComm {
             self.exchange(Kind::Gather, tag, data, [root].into_iter(), none)?;
             return Ok(Vec::new());
         }
-        let (own, others) = self.exchange(Kind::Gather, tag, data, none, group.others())?;
-        let mut parts: Vec<Vec<u8>> = others.into_iter().map(|(_, part)| part).collect();
+        let (own, mut parts) = self.exchange(Kind::Gather, tag, data, none, group.others())?;
         parts.insert(root, own);
         self.count(Kind::Gather, 0, self.received(&parts));
         Ok(parts)
@@ -1057,7 +1093,7 @@ impl Communicator for MpiComm {
             let parent = rank_at(place - (1 << bit));
             let none = std::iter::empty();
             let (_, mut parts) = self.exchange(Kind::Broadcast, tag, Vec::new(), none, [parent].into_iter())?;
-            let (_, data) = parts.swap_remove(0);
+            let data = parts.swap_remove(0);
             self.count(Kind::Broadcast, 0, data.len());
             (data, bit + 1)
         };

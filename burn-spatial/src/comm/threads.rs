@@ -472,3 +472,131 @@ impl Request for AllReduce {
         Ok(out)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    fn f32s(values: &[f32]) -> Vec<u8> {
+        values.iter().flat_map(|x| x.to_ne_bytes()).collect()
+    }
+
+    /// All ranks of one thread: what is deposited can be read without a further call of the depositor.
+    #[test]
+    fn deposits_need_no_further_call() {
+        let comms = world(3);
+        let sums: Vec<_> = comms
+            .iter()
+            .map(|comm| {
+                let part = f32s(&[comm.rank() as f32, 1.0]);
+                comm.start_all_reduce(part, DType::F32, ReduceOp::Sum).unwrap()
+            })
+            .collect();
+        for to in 0..3 {
+            comms[0].start_send(to, 1, vec![to as u8; 4]).unwrap();
+        }
+        comms[0].broadcast(0, vec![5]).unwrap();
+        assert!(comms[0].gather(2, &[8, 8]).unwrap().is_empty());
+        for (rank, comm) in comms.iter().enumerate().skip(1) {
+            let mut receive = comm.start_recv(0, 1, 4).unwrap();
+            assert!(receive.test().unwrap());
+            assert_eq!(receive.wait().unwrap(), [rank as u8; 4]);
+            assert_eq!(comm.broadcast(0, vec![]).unwrap(), [5]);
+        }
+        comms[1].gather(2, &[9]).unwrap();
+        assert_eq!(comms[2].gather(2, &[]).unwrap(), [vec![8, 8], vec![9], vec![]]);
+        for mut sum in sums.into_iter().rev() {
+            assert!(sum.test().unwrap());
+            assert_eq!(sum.wait().unwrap(), f32s(&[3.0, 3.0]));
+        }
+    }
+
+    #[test]
+    fn what_all_have_read_is_freed() {
+        let (world, _) = build(2, None);
+        let group = Group::new(&world, vec![0, 1]);
+        let comm = |rank| ThreadComm { group: group.clone(), rank, seq: AtomicU64::new(0), counters: Arc::default() };
+        let (a, b) = (comm(0), comm(1));
+        let first = a.start_all_reduce(vec![1], DType::U8, ReduceOp::Sum).unwrap();
+        let second = b.start_all_reduce(vec![2], DType::U8, ReduceOp::Sum).unwrap();
+        assert_eq!(lock(&group.state).slots.len(), 1);
+        assert_eq!(first.wait().unwrap(), [3]);
+        drop(second);
+        assert!(lock(&group.state).slots.is_empty());
+        drop(b.start_recv(0, 4, 1).unwrap());
+        a.start_send(1, 4, vec![1]).unwrap();
+        let channel = &lock(&group.state).channels[&(0, 1, 4)];
+        assert!(channel.messages.is_empty() && channel.cancelled.is_empty());
+    }
+
+    #[test]
+    fn poison_ends_every_wait() {
+        let comms = world(3);
+        let split = std::sync::Barrier::new(3);
+        thread::scope(|scope| {
+            let waiters: Vec<_> = comms[1..]
+                .iter()
+                .map(|comm| {
+                    let split = &split;
+                    scope.spawn(move || {
+                        // A group that rank 0 is not in, and a message that never comes.
+                        let group = comm.split(comm.rank().min(1), 0).unwrap();
+                        split.wait();
+                        group.start_recv(0, 0, 1).unwrap().wait().unwrap_err()
+                    })
+                })
+                .collect();
+            comms[0].split(0, 0).unwrap();
+            split.wait();
+            comms[0].abort("the disk is full");
+            comms[0].abort("a later cause");
+            for waiter in waiters {
+                assert_eq!(waiter.join().unwrap().to_string(), "rank 0 failed: the disk is full");
+            }
+        });
+        let poisoned =
+            |result: Result<(), CommError>| assert!(matches!(result, Err(CommError::Poisoned { rank: 0, .. })));
+        poisoned(comms[2].barrier());
+        poisoned(comms[2].start_send(0, 0, vec![]).map(drop));
+        poisoned(comms[2].start_all_reduce(vec![], DType::F32, ReduceOp::Sum).map(drop));
+    }
+
+    #[test]
+    fn the_watchdog_names_who_is_missing() {
+        let (_, comms) = build(4, Some(Duration::from_millis(1)));
+        let reduce = |rank: usize| comms[rank].start_all_reduce(vec![0; 4], DType::F32, ReduceOp::Sum).unwrap();
+        let (_one, three) = (reduce(1), reduce(3));
+        match three.wait().unwrap_err() {
+            CommError::Timeout { rank: 3, op: "all_reduce", missing, .. } => assert_eq!(missing, [0, 2]),
+            other => panic!("{other}"),
+        }
+        match comms[0].start_recv(2, 0, 1).unwrap().wait().unwrap_err() {
+            CommError::Timeout { rank: 0, op: "point_to_point", missing, .. } => assert_eq!(missing, [2]),
+            other => panic!("{other}"),
+        }
+        let text = comms[0].gather(0, &[]).unwrap_err().to_string();
+        assert_eq!(text, "rank 0: gather waited 0 s; ranks that did not arrive: [2]");
+    }
+
+    #[test]
+    fn missing_ranks_are_numbered_as_in_the_world() {
+        let (_, comms) = build(4, Some(Duration::from_millis(200)));
+        let error = thread::scope(|scope| {
+            let handles: Vec<_> = comms
+                .iter()
+                .map(|comm| {
+                    scope.spawn(move || {
+                        let group = comm.split(comm.rank() % 2, 0).unwrap();
+                        (comm.rank() == 3).then(|| group.barrier().unwrap_err())
+                    })
+                })
+                .collect();
+            handles.into_iter().filter_map(|handle| handle.join().unwrap()).next().unwrap()
+        });
+        match error {
+            CommError::Timeout { rank: 3, op: "barrier", missing, .. } => assert_eq!(missing, [1]),
+            other => panic!("{other}"),
+        }
+    }
+}
