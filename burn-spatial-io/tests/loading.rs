@@ -14,8 +14,8 @@ use burn::tensor::{Device, Tensor, TensorData};
 use burn_spatial::comm::threads;
 use burn_spatial::mesh::{Grid, Mesh, MeshAxis};
 use burn_spatial_io::{
-    BlockSpec, CosmoFlowBatch, CosmoFlowBatcher, CosmoFlowDataset, DataError, DataGroup, DatasetOptions, IdsError, Loader, LoaderOptions, Place,
-    Sample, SampleSource, check_ids,
+    BlockSpec, CosmoFlowBatch, CosmoFlowBatcher, CosmoFlowDataset, DataError, DataGroup, DatasetOptions, IdsError, Loader, LoaderOptions,
+    Place, Sample, SampleSource, check_ids,
 };
 
 type Ids = Vec<usize>;
@@ -247,7 +247,8 @@ fn every_rank_places_its_block() {
         let dataset = CosmoFlowDataset::new(files.clone(), BlockSpec::of(&mesh), mesh.rank(), DatasetOptions::default()).unwrap();
         let recorder = Recorder::default();
         let batcher = CosmoFlowBatcher::new(&mesh, recorder.clone());
-        let loader = Loader::<Flex, CosmoFlowBatch<Flex>>::new(dataset, batcher, options(3, None, 1), DataGroup::of(&mesh), Default::default());
+        let loader =
+            Loader::<Flex, CosmoFlowBatch<Flex>>::new(dataset, batcher, options(3, None, 1), DataGroup::of(&mesh), Default::default());
         for batch in loader.epoch(0) {
             let batch = batch.unwrap();
             check_ids(&batch.ids, &mesh).unwrap();
@@ -271,7 +272,8 @@ fn burns_own_loader_takes_the_part_of_the_group() {
     let ids = on_ranks([2, 1, 1, 1], |mesh| {
         let recorder = Recorder::default();
         let batcher = CosmoFlowBatcher::new(&mesh, recorder.clone());
-        let loader = DataLoaderBuilder::<Flex, Sample, CosmoFlowBatch<Flex>>::new(batcher).batch_size(3).build(common::dataset(files.clone()));
+        let loader =
+            DataLoaderBuilder::<Flex, Sample, CosmoFlowBatch<Flex>>::new(batcher).batch_size(3).build(common::dataset(files.clone()));
         let ids: Vec<Ids> = loader.iter().map(|batch| batch.ids).collect();
         let placed = recorder.0.lock().unwrap();
         assert_eq!(placed[0].1, [3, 2, 2, 2, 2]);

@@ -6,7 +6,8 @@ use std::fs;
 use std::path::Path;
 
 use burn_spatial_io::{
-    BlockSpec, ChannelAxis, CosmoFlowDataset, DataError, DatasetOptions, Hyperslab, SampleSource, Scratch, Transform, VolumeFile, VolumeShape,
+    BlockSpec, ChannelAxis, CosmoFlowDataset, DataError, DatasetOptions, Hyperslab, SampleSource, Scratch, Transform, VolumeFile,
+    VolumeShape,
 };
 use common::{counter, dataset, open, set, whole, write};
 use hdf5_metno as hdf5;
@@ -296,7 +297,7 @@ fn labels_that_cannot_be() {
 fn damaged_insides() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("gzip.hdf5");
-    let values: Vec<i16> = (0..16 * 16 * 16 * 4).map(|i| (i * i * 7919 % 50) as i16).collect();
+    let values: Vec<i16> = (0..16 * 16 * 16 * 4i64).map(|i| (i * i * 7919 % 50) as i16).collect();
     let damage = {
         let file = hdf5::File::create(&path).unwrap();
         file.new_dataset_builder().with_data(&[0.5f32]).create("unitPar").unwrap();

@@ -84,7 +84,17 @@ pub struct SynthConfig {
 impl Default for SynthConfig {
     /// 16 boxes of 32^3 cells of 4 Mpc/h, all parameters within 30 %, one particle a cell.
     fn default() -> Self {
-        SynthConfig { grid: 32, cell: 4.0, count: 16, start: 0, seed: 1, spread: 0.3, vary: Parameter::ALL.into(), fixed_box: false, ppc: 1 }
+        SynthConfig {
+            grid: 32,
+            cell: 4.0,
+            count: 16,
+            start: 0,
+            seed: 1,
+            spread: 0.3,
+            vary: Parameter::ALL.into(),
+            fixed_box: false,
+            ppc: 1,
+        }
     }
 }
 
@@ -244,9 +254,9 @@ fn simulate(config: &SynthConfig, cosmology: &Cosmology, length: f64, index: usi
             for particle in 0..side.pow(3) {
                 let place = [particle / (side * side), particle / side % side, particle % side];
                 let mut cell = 0;
-                for axis in 0..3 {
+                for (axis, index) in place.into_iter().enumerate() {
                     // Particles start at the centers of their cells.
-                    let start = (place[axis] as f64 + 0.5) / config.ppc as f64;
+                    let start = (index as f64 + 0.5) / config.ppc as f64;
                     let shift = d1 * moved.first[axis][particle] + d2 * moved.second[axis][particle];
                     let coordinate = (start + shift * cells).floor() as i64;
                     cell = cell * grid + coordinate.rem_euclid(grid as i64) as usize;
