@@ -41,6 +41,7 @@ pub(crate) fn redistribute<B: Backend, K: Kind<B>>(
     let (sources, needs): (Vec<Axis>, Vec<AxisNeed>) = axes.iter().filter_map(moved).unzip();
     let plan = context.plan(&sources, &needs);
     if !plan.receives.is_empty() || !plan.sends.is_empty() {
+        context.talking();
         context.stats.redistribution();
     }
     let own = K::reshape(local, Shape::from(plan.own.clone()));

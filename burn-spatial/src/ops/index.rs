@@ -86,6 +86,7 @@ pub(crate) fn slice<B: Backend, K: Kind<B>>(mut tensor: SpatialTensor<B, K>, sli
             .collect();
         let plan = context.plan(&axes, &moves);
         context.stats.redistribution();
+        context.talking();
         local = communicated(exchange::<B, K>(&context.mesh, &plan, local, device.inner_device()));
     }
     let target = out.local_shape(coords);
@@ -329,7 +330,7 @@ pub(crate) fn select_add<B: Backend, K: Kind<B>>(
     } else {
         let zeros = K::zeros(base.shape(), device.inner_device(), base.dtype());
         let part = f(zeros, dim, indices, value);
-        let sum = communicated(all_reduce::<B, K>(&context.mesh, part, over, combine, device.inner_device()));
+        let sum = communicated(all_reduce::<B, K>(&context, part, over, combine, device.inner_device()));
         add(base, sum)
     };
     SpatialTensor::new(result, out, device)
@@ -364,8 +365,8 @@ pub(crate) fn extreme<B: Backend, K: Kind<B>>(
     }
     let (start, _) = layout.dim(dim)[0].owned(context.mesh.coords());
     let inner = device.inner_device();
-    let best = communicated(all_reduce::<B, K>(&context.mesh, value.clone(), over, combine, inner));
+    let best = communicated(all_reduce::<B, K>(&context, value.clone(), over, combine, inner));
     let mine = candidates(&value, &best, index, start, layout.extent(dim));
-    let first = communicated(all_reduce::<B, Int>(&context.mesh, mine, over, ReduceOp::Min, inner));
+    let first = communicated(all_reduce::<B, Int>(&context, mine, over, ReduceOp::Min, inner));
     (SpatialTensor::new(best, out.clone(), device.clone()), SpatialTensor::new(first, out, device))
 }

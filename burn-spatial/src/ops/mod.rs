@@ -324,7 +324,7 @@ pub(crate) fn reduce_dim<B: Backend, K: Kind<B>>(
     if times != 1 {
         local = repeat(local, times);
     }
-    let local = communicated(all_reduce::<B, K>(&context.mesh, local, over, op, device.inner_device()));
+    let local = communicated(all_reduce::<B, K>(&context, local, over, op, device.inner_device()));
     SpatialTensor::new(local, layout.with_dim(dim, vec![]), device)
 }
 
@@ -343,7 +343,7 @@ pub(crate) fn reduce<B: Backend, K: Kind<B>>(
     if times != 1 {
         local = repeat(local, times);
     }
-    let local = communicated(all_reduce::<B, K>(&context.mesh, local, layout.split_over(), op, device.inner_device()));
+    let local = communicated(all_reduce::<B, K>(&context, local, layout.split_over(), op, device.inner_device()));
     SpatialTensor::full(local, device)
 }
 

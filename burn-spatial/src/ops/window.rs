@@ -95,6 +95,7 @@ impl Windowed {
 
     fn count(&self, context: &RankContext) {
         if !self.plan.sends.is_empty() || !self.plan.receives.is_empty() {
+            context.talking();
             context.stats.halo();
         }
     }
