@@ -87,7 +87,10 @@ impl Drop for Registration {
 
 fn lookup(id: u16) -> Arc<RankContext> {
     let ranks = RANKS.read().expect("no panic while ranks are registered");
-    ranks.get(&id).cloned().unwrap_or_else(|| panic!("the rank of this tensor or device has ended with its thread; keep what it computed as data"))
+    ranks
+        .get(&id)
+        .cloned()
+        .unwrap_or_else(|| panic!("the rank of this tensor or device has ended with its thread; keep what it computed as data"))
 }
 
 impl<D: DeviceOps> SpatialDevice<D> {

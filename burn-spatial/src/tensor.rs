@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use burn_backend::{Backend, DType, TensorData, TensorMetadata};
+use burn_backend::{Backend, DType, TensorMetadata};
 use burn_std::Shape;
 
 use crate::comm::CommError;

@@ -214,7 +214,8 @@ fn dropout_is_the_same_on_every_grid() {
         train::<Split>(Some(start.clone()), settings, device, place::split)
     };
     let one = agreed_on_grid(Grid::ONE, run);
-    let without = agreed_on_grid(Grid::ONE, |device| train::<Split>(Some(start.clone()), Settings { dropout: 0.0, ..settings }, device, |x| x));
+    let without =
+        agreed_on_grid(Grid::ONE, |device| train::<Split>(Some(start.clone()), Settings { dropout: 0.0, ..settings }, device, |x| x));
     assert_ne!(one.losses, without.losses, "dropout does something");
     for grid in GRIDS {
         let split = agreed_on_grid(grid, run);
@@ -276,11 +277,14 @@ fn gradient_of_a_replicated_factor() {
 /// Statistics of the whole batch and volume: x = [0, 0 | 1, 1].
 #[test]
 fn batch_norm_of_two_shards() {
-    for (grid, shape) in [(Grid([1, 2, 1, 1]), [1, 1, 4, 1, 1]), (Grid([1, 1, 1, 2]), [1, 1, 1, 1, 4]), (Grid([2, 1, 1, 1]), [4, 1, 1, 1, 1])] {
+    for (grid, shape) in
+        [(Grid([1, 2, 1, 1]), [1, 1, 4, 1, 1]), (Grid([1, 1, 1, 2]), [1, 1, 1, 1, 4]), (Grid([2, 1, 1, 1]), [4, 1, 1, 1, 1])]
+    {
         let (y, dx) = agreed_on_grid(grid, |device| {
             let run = |epsilon: f64, gradient: Vec<f32>| {
                 let norm = BatchNormConfig::new(1).with_epsilon(epsilon).init::<Split>(device);
-                let x = place::split(Tensor::<Split, 5>::from_data(TensorData::new(vec![0f32, 0.0, 1.0, 1.0], shape), device)).require_grad();
+                let x =
+                    place::split(Tensor::<Split, 5>::from_data(TensorData::new(vec![0f32, 0.0, 1.0, 1.0], shape), device)).require_grad();
                 let y = norm.forward(x.clone());
                 let dy = place::split(Tensor::<Split, 5>::from_data(TensorData::new(gradient, shape), device));
                 let gradients = (y.clone() * dy).sum().backward();

@@ -2,8 +2,8 @@
 
 use burn::backend::Flex;
 use burn::tensor::{Bool, Distribution, Int, Tensor, TensorData, Tolerance, activation, backend::Backend};
-use burn_spatial::mesh::MeshAxis;
 use burn_spatial::layout::{Axis, Layout, balanced_offsets};
+use burn_spatial::mesh::MeshAxis;
 use burn_spatial::{Grid, Spatial, place};
 use burn_spatial_tests::grid::{GRIDS, agreed_on_grid};
 
@@ -151,7 +151,8 @@ fn uneven_shards_and_relayout() {
         let ranks = grid.ranks();
         let data = agreed_on_grid(grid, |device| {
             let x = Tensor::<S, 5>::from_data(volume(1), device);
-            let uneven = Layout::full(&SHAPE).with_dim(4, vec![Axis::split(MeshAxis::Depth, if ranks == 2 { vec![0, 1, 7] } else { vec![0, 1, 2, 7] })]);
+            let uneven = Layout::full(&SHAPE)
+                .with_dim(4, vec![Axis::split(MeshAxis::Depth, if ranks == 2 { vec![0, 1, 7] } else { vec![0, 1, 2, 7] })]);
             let a = place::to_layout(x, &uneven);
             let by_depth = Layout::full(&SHAPE).with_dim(2, vec![Axis::split(MeshAxis::Depth, balanced_offsets(6, ranks))]);
             let b = place::to_layout(a.clone(), &by_depth);

@@ -80,8 +80,18 @@ fn boundaries(extent: usize, ranks: usize) -> impl Strategy<Value = Vec<usize>> 
 }
 
 fn grids() -> impl Strategy<Value = Grid> {
-    proptest::sample::select(vec![[1, 2, 1, 1], [1, 1, 2, 1], [1, 1, 1, 2], [1, 2, 2, 1], [2, 1, 2, 1], [1, 3, 1, 1], [1, 1, 1, 4], [1, 2, 2, 2], [2, 1, 1, 1]])
-        .prop_map(Grid)
+    proptest::sample::select(vec![
+        [1, 2, 1, 1],
+        [1, 1, 2, 1],
+        [1, 1, 1, 2],
+        [1, 2, 2, 1],
+        [2, 1, 2, 1],
+        [1, 3, 1, 1],
+        [1, 1, 1, 4],
+        [1, 2, 2, 2],
+        [2, 1, 1, 1],
+    ])
+    .prop_map(Grid)
 }
 
 fn windows() -> impl Strategy<Value = ([usize; 3], [usize; 3], [usize; 3], [(usize, usize); 3], bool)> {
@@ -95,19 +105,23 @@ fn windows() -> impl Strategy<Value = ([usize; 3], [usize; 3], [usize; 3], [(usi
 }
 
 fn op(shape: [usize; 5]) -> impl Strategy<Value = Op> {
-    (0..4, windows(), 1..=2usize, 1..=2usize, any::<bool>()).prop_filter_map("the window does not fit", move |(kind, w, groups, out, flag)| {
-        let (kernel, stride, dilation, padding, periodic) = w;
-        if kind < 2 {
-            let groups = if shape[1].is_multiple_of(groups) { groups } else { 1 };
-            let weight = [out * groups, shape[1] / groups, kernel[0], kernel[1], kernel[2]];
-            let mode = if periodic { PaddingMode::Periodic } else { PaddingMode::Zeros };
-            let spec = ConvSpec { stride, padding, mode, dilation, groups };
-            spec.window(shape, weight).ok().map(|_| Op::Conv { weight, bias: flag, spec })
-        } else {
-            let spec = PoolSpec { kernel, stride, padding: std::array::from_fn(|i| padding[i].0.min(kernel[i] / 2)), count_include_pad: flag };
-            spec.window(shape).ok().map(|_| if kind == 2 { Op::Average(spec) } else { Op::Maximum(spec) })
-        }
-    })
+    (0..4, windows(), 1..=2usize, 1..=2usize, any::<bool>()).prop_filter_map(
+        "the window does not fit",
+        move |(kind, w, groups, out, flag)| {
+            let (kernel, stride, dilation, padding, periodic) = w;
+            if kind < 2 {
+                let groups = if shape[1].is_multiple_of(groups) { groups } else { 1 };
+                let weight = [out * groups, shape[1] / groups, kernel[0], kernel[1], kernel[2]];
+                let mode = if periodic { PaddingMode::Periodic } else { PaddingMode::Zeros };
+                let spec = ConvSpec { stride, padding, mode, dilation, groups };
+                spec.window(shape, weight).ok().map(|_| Op::Conv { weight, bias: flag, spec })
+            } else {
+                let spec =
+                    PoolSpec { kernel, stride, padding: std::array::from_fn(|i| padding[i].0.min(kernel[i] / 2)), count_include_pad: flag };
+                spec.window(shape).ok().map(|_| if kind == 2 { Op::Average(spec) } else { Op::Maximum(spec) })
+            }
+        },
+    )
 }
 
 fn settings() -> impl Strategy<Value = Setting> {
