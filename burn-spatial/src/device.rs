@@ -30,6 +30,9 @@ pub struct SpatialDevice<D> {
     id: u16,
 }
 
+/// How the axes of a tensor are stored, and what every rank needs of them.
+type PlanKey = (Vec<Axis>, Vec<AxisNeed>);
+
 /// What a rank keeps between operations.
 pub(crate) struct RankContext {
     pub(crate) mesh: Arc<Mesh>,
@@ -40,7 +43,7 @@ pub(crate) struct RankContext {
     main: ThreadId,
     inner: DeviceId,
     strict: AtomicBool,
-    plans: Mutex<HashMap<(Vec<Axis>, Vec<AxisNeed>), Arc<Plan>>>,
+    plans: Mutex<HashMap<PlanKey, Arc<Plan>>>,
 }
 
 impl RankContext {

@@ -137,11 +137,17 @@ pub(crate) struct Engine {
     queue: Mutex<Queue>,
 }
 
+/// Gradients whose sum is on its way.
+struct Bucket {
+    members: Vec<Arc<dyn Member>>,
+    request: Box<dyn Request>,
+}
+
 #[derive(Default)]
 struct Queue {
     open: Vec<Arc<dyn Member>>,
     open_bytes: usize,
-    in_flight: Vec<(Vec<Arc<dyn Member>>, Box<dyn Request>)>,
+    in_flight: Vec<Bucket>,
 }
 
 impl Engine {
@@ -170,7 +176,7 @@ impl Engine {
     pub(crate) fn flush(&self, mesh: &Mesh) -> Result<(), CommError> {
         let mut queue = self.queue();
         queue.send(mesh)?;
-        for (members, request) in std::mem::take(&mut queue.in_flight) {
+        for Bucket { members, request } in std::mem::take(&mut queue.in_flight) {
             let sums = request.wait()?;
             let mut rest = &sums[..];
             for member in members {
@@ -192,7 +198,7 @@ impl Queue {
         let mut bucket = Vec::with_capacity(bytes);
         members.iter().for_each(|member| member.send_into(&mut bucket));
         let request = comm.start_all_reduce(bucket, first.dtype(), ReduceOp::Sum)?;
-        self.in_flight.push((members, request));
+        self.in_flight.push(Bucket { members, request });
         Ok(())
     }
 }

@@ -155,7 +155,7 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
     }
 
     /// The same tensor under `layout`; collective where data has to move between ranks.
-    pub(crate) fn to_layout(self, layout: &Layout) -> Self {
+    pub(crate) fn into_layout(self, layout: &Layout) -> Self {
         if self.layout == *layout && matches!(self.value, Value::Local(..)) {
             return self;
         }
@@ -173,9 +173,9 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
     }
 
     /// Whole on every rank: gathers what is split and stores what is uniform.
-    pub(crate) fn to_full(self) -> Self {
+    pub(crate) fn into_full(self) -> Self {
         let layout = Layout::full(&self.layout.shape());
-        self.to_layout(&layout)
+        self.into_layout(&layout)
     }
 
     /// The block for an operation without a rule: gathered, counted, logged once, and refused in strict mode.
@@ -194,6 +194,6 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
                 tracing::warn!("{op} has no rule for a tensor that lies as {}: gathered on every rank (said once)", self.layout);
             }
         }
-        self.to_full().settle().0
+        self.into_full().settle().0
     }
 }

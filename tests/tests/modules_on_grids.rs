@@ -147,10 +147,8 @@ where
     }
     let mut state = Collect(Vec::new());
     net.visit(&mut state);
-    for norm in [&net.norm] {
-        state.0.extend(norm.running_mean.value().into_data().to_vec::<f32>().unwrap());
-        state.0.extend(norm.running_var.value().into_data().to_vec::<f32>().unwrap());
-    }
+    state.0.extend(net.norm.running_mean.value().into_data().to_vec::<f32>().unwrap());
+    state.0.extend(net.norm.running_var.value().into_data().to_vec::<f32>().unwrap());
     let (x, _) = batch::<B>(9, device);
     let evaluation = net.valid().forward(place(x).inner()).into_data().to_vec::<f32>().unwrap();
     let record = recorder.record(net.into_record(), ()).unwrap();

@@ -94,7 +94,10 @@ fn grids() -> impl Strategy<Value = Grid> {
     .prop_map(Grid)
 }
 
-fn windows() -> impl Strategy<Value = ([usize; 3], [usize; 3], [usize; 3], [(usize, usize); 3], bool)> {
+/// Kernel, stride, dilation, padding, and whether it is periodic.
+type WindowOptions = ([usize; 3], [usize; 3], [usize; 3], [(usize, usize); 3], bool);
+
+fn windows() -> impl Strategy<Value = WindowOptions> {
     (
         [1..=5usize, 1..=5, 1..=5],
         [1..=3usize, 1..=3, 1..=3],

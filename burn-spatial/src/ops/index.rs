@@ -112,13 +112,13 @@ pub(crate) fn slice_assign<B: Backend, K: Kind<B>>(
         return base;
     }
     let whole = |dim: usize| wanted[dim] == (0, shape[dim], 1);
-    for dim in 0..shape.num_dims() {
+    for (dim, range) in wanted.iter().enumerate() {
         let simple = |axes: &[Axis]| matches!(axes, [] | [_]);
         if !whole(dim) {
-            if wanted[dim].2 != 1 || !simple(base.layout().dim(dim)) {
+            if range.2 != 1 || !simple(base.layout().dim(dim)) {
                 base = whole_dim(base, dim, op);
             }
-            if wanted[dim].2 != 1 || !simple(value.layout().dim(dim)) {
+            if range.2 != 1 || !simple(value.layout().dim(dim)) {
                 value = whole_dim(value, dim, op);
             }
         }
@@ -161,8 +161,8 @@ pub(crate) fn slice_assign<B: Backend, K: Kind<B>>(
     }
     let device = base.device().clone();
     let coords = device.context().mesh.coords();
-    let base = base.to_layout(&out).settle().0;
-    let mut value = value.to_layout(&target_value).settle().0;
+    let base = base.into_layout(&out).settle().0;
+    let mut value = value.into_layout(&target_value).settle().0;
     let (mut at, mut part) = (Vec::new(), Vec::new());
     for dim in 0..shape.num_dims() {
         let (start, length, step) = wanted[dim];
@@ -245,9 +245,9 @@ pub(crate) fn gather<B: Backend, K: Kind<B>>(
     let out = base.with_dim(dim, vec![lines]);
     let tensor = {
         let full = base.with_dim(dim, vec![Axis::full(tensor.layout().extent(dim))]);
-        tensor.to_layout(&full).settle().0
+        tensor.into_layout(&full).settle().0
     };
-    let indices = indices.to_layout(&out).settle().0;
+    let indices = indices.into_layout(&out).settle().0;
     SpatialTensor::new(f(tensor, indices), out, device)
 }
 
@@ -270,9 +270,9 @@ pub(crate) fn scatter<B: Backend, K: Kind<B>>(
     let base = paired(&base, tensor.layout(), dim);
     let lines = base.with_dim(dim, vec![Axis::full(indices.layout().extent(dim))]);
     let out = base.with_dim(dim, vec![Axis::full(tensor.layout().extent(dim))]);
-    let tensor = tensor.to_layout(&out).settle().0;
-    let indices = indices.to_layout(&lines).settle().0;
-    let value = value.to_layout(&lines).settle().0;
+    let tensor = tensor.into_layout(&out).settle().0;
+    let indices = indices.into_layout(&lines).settle().0;
+    let value = value.into_layout(&lines).settle().0;
     SpatialTensor::new(f(tensor, indices, value), out, device)
 }
 
@@ -297,7 +297,7 @@ pub(crate) fn select<B: Backend, K: Kind<B>>(
 fn selectable<B: Backend>(indices: SpatialTensor<B, Int>, other: &Layout) -> SpatialTensor<B, Int> {
     let clash = split_over(indices.layout().dim(0)).iter().any(|mesh| other.split_over().contains(mesh));
     let layout = if clash { indices.layout().full_dim(0) } else { indices.layout().materialized_dim(0) };
-    indices.to_layout(&layout)
+    indices.into_layout(&layout)
 }
 
 /// Adds lines of `value` to lines `indices` of `tensor` (or combines them with `op_kind`). Indices split over ranks make
@@ -326,10 +326,10 @@ pub(crate) fn select_add<B: Backend, K: Kind<B>>(
     let over = split_over(&lines);
     let indices = {
         let layout = Layout::new(vec![lines.clone()]);
-        indices.to_layout(&layout).settle().0
+        indices.into_layout(&layout).settle().0
     };
-    let value = value.to_layout(&others.with_dim(dim, lines)).settle().0;
-    let base = tensor.to_layout(&out).settle().0;
+    let value = value.into_layout(&others.with_dim(dim, lines)).settle().0;
+    let base = tensor.into_layout(&out).settle().0;
     let result = if context.mesh.effective(over).is_empty() {
         f(base, dim, indices, value)
     } else {

@@ -47,7 +47,7 @@ macro_rules! bias_gradient {
 /// A gradient of a parameter: whole, with its sum handed to the gradient engine.
 fn of_parameter<B: Backend>(gradient: FloatTensor<Spatial<B>>) -> FloatTensor<Spatial<B>> {
     let full = Layout::full(&gradient.shape());
-    if gradient.layout().clone().with_pending(AxisSet::EMPTY) == full { gradient.gradient() } else { gradient.to_layout(&full) }
+    if gradient.layout().clone().with_pending(AxisSet::EMPTY) == full { gradient.gradient() } else { gradient.into_layout(&full) }
 }
 
 /// `tensor` with leading dimensions of extent 1 up to `rank`.
@@ -122,7 +122,7 @@ impl<B: Backend> ModuleOps<Self> for Spatial<B> {
     fn linear_bias_backward(output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
         let rank = output_grad.rank();
         let features = output_grad.shape()[rank - 1];
-        let gradient = (0..rank - 1).fold(output_grad, |g, dim| Self::float_sum_dim(g, dim));
+        let gradient = (0..rank - 1).fold(output_grad, Self::float_sum_dim);
         of_parameter::<B>(reshape(gradient, Shape::from(vec![features])))
     }
 

@@ -80,7 +80,7 @@ impl Windowed {
     /// This rank's block of `x` with its halo. Collective.
     fn gather<B: Backend>(&self, context: &RankContext, x: Tensor<B>) -> FloatTensor<B> {
         let device = x.device().clone();
-        let own = x.to_layout(&self.input).settle().0;
+        let own = x.into_layout(&self.input).settle().0;
         self.count(context);
         communicated(exchange::<B, Float>(&context.mesh, &self.plan, own, device.inner_device()))
     }
@@ -140,7 +140,7 @@ fn pool_windows(spec: &PoolSpec, x: &Shape) -> [AxisWindow; 3] {
 
 /// A parameter: whole on every rank.
 fn parameter<B: Backend>(tensor: Tensor<B>) -> FloatTensor<B> {
-    tensor.to_full().settle().0
+    tensor.into_full().settle().0
 }
 
 /// What a backward pass on a split backend needs of an input: how it lay, and where.
@@ -177,7 +177,7 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         let context = device.context();
         let weight_dims = dims(&weight.shape());
         let windowed = Windowed::new(&context, &x.layout, conv_windows(spec, &x.layout.shape(), weight_dims));
-        let grad = grad.to_layout(&windowed.output(weight_dims[0])).settle().0;
+        let grad = grad.into_layout(&windowed.output(weight_dims[0])).settle().0;
         let block = kernels::conv3d_data_grad::<B>(grad, parameter(weight), &windowed.local, spec.groups);
         windowed.scatter(&context, block, device)
     }
@@ -193,7 +193,7 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         let windowed = Windowed::new(&context, x.layout(), conv_windows(spec, &x.shape(), weight_shape));
         let output = windowed.output(weight_shape[0]);
         let block = windowed.gather(&context, x);
-        let grad = grad.to_layout(&output).settle().0;
+        let grad = grad.into_layout(&output).settle().0;
         let share = kernels::conv3d_weight_grad::<B>(block, grad, weight_shape, &windowed.local, spec.groups);
         let layout = Layout::full(&weight_shape).with_pending(output.split_over());
         SpatialTensor::new(share, layout, device).gradient()
@@ -218,8 +218,8 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         let device = x.device.clone();
         let context = device.context();
         let windowed = Windowed::new(&context, &x.layout, pool_windows(spec, &x.layout.shape()));
-        let grad = grad.to_layout(&windowed.output).settle().0;
-        let indices = indices.to_layout(&windowed.output).settle().0;
+        let grad = grad.into_layout(&windowed.output).settle().0;
+        let indices = indices.into_layout(&windowed.output).settle().0;
         let block = kernels::max_pool3d_grad::<B>(grad, indices, &windowed.local, windowed.origin, windowed.volume);
         windowed.scatter(&context, block, device)
     }
@@ -236,7 +236,7 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         let device = x.device.clone();
         let context = device.context();
         let windowed = Windowed::new(&context, &x.layout, pool_windows(spec, &x.layout.shape()));
-        let grad = grad.to_layout(&windowed.output).settle().0;
+        let grad = grad.into_layout(&windowed.output).settle().0;
         let block = kernels::avg_pool3d_grad::<B>(grad, &windowed.local, spec.count());
         windowed.scatter(&context, block, device)
     }
@@ -250,7 +250,7 @@ pub(crate) fn bias_grad<B: Backend>(grad: Tensor<B>) -> Tensor<B> {
         grad
     } else {
         let layout = grad.layout().full_dim(1);
-        grad.to_layout(&layout)
+        grad.into_layout(&layout)
     };
     let scale = |t, n: usize| B::float_mul_scalar(t, (n as f64).into());
     let mut sum = grad;
@@ -259,5 +259,5 @@ pub(crate) fn bias_grad<B: Backend>(grad: Tensor<B>) -> Tensor<B> {
     }
     let sum = super::reshape(sum, Shape::from(vec![channels]));
     let layout = sum.layout().materialized_dim(0);
-    if layout == *sum.layout() { sum.gradient() } else { sum.to_layout(&layout) }
+    if layout == *sum.layout() { sum.gradient() } else { sum.into_layout(&layout) }
 }
