@@ -47,7 +47,7 @@ impl<B: Backend> SpatialBackend for Spatial<B> {
     }
 
     fn relayout(tensor: FloatTensor<Self>, layout: &Layout) -> FloatTensor<Self> {
-        tensor.to_layout(layout)
+        tensor.into_layout(layout)
     }
 
     fn block(tensor: FloatTensor<Self>) -> TensorData {

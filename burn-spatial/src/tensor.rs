@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use burn_backend::{Backend, DType, TensorData, TensorMetadata};
+use burn_backend::{Backend, DType, TensorMetadata};
 use burn_std::Shape;
 
 use crate::comm::CommError;
@@ -144,7 +144,7 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
             Value::Local(local, _) => (local, layout),
             Value::Deferred(deferred, _) => {
                 let context = self.device.context();
-                (communicated(deferred.read(&context.mesh, &context.gradients)), layout)
+                (communicated(deferred.read(&context)), layout)
             }
             Value::Random(draw) => {
                 let coords = self.device.context().mesh.coords();
@@ -154,20 +154,8 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
         }
     }
 
-    /// [`SpatialTensor::settle`] as a tensor.
-    pub(crate) fn settled(self) -> Self {
-        match self.value {
-            Value::Local(..) => self,
-            _ => {
-                let device = self.device.clone();
-                let (local, layout) = self.settle();
-                Self::new(local, layout, device)
-            }
-        }
-    }
-
     /// The same tensor under `layout`; collective where data has to move between ranks.
-    pub(crate) fn to_layout(self, layout: &Layout) -> Self {
+    pub(crate) fn into_layout(self, layout: &Layout) -> Self {
         if self.layout == *layout && matches!(self.value, Value::Local(..)) {
             return self;
         }
@@ -185,9 +173,9 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
     }
 
     /// Whole on every rank: gathers what is split and stores what is uniform.
-    pub(crate) fn to_full(self) -> Self {
+    pub(crate) fn into_full(self) -> Self {
         let layout = Layout::full(&self.layout.shape());
-        self.to_layout(&layout)
+        self.into_layout(&layout)
     }
 
     /// The block for an operation without a rule: gathered, counted, logged once, and refused in strict mode.
@@ -206,11 +194,6 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
                 tracing::warn!("{op} has no rule for a tensor that lies as {}: gathered on every rank (said once)", self.layout);
             }
         }
-        self.to_full().settle().0
-    }
-
-    /// The whole tensor as data. Collective where it is split or a sum is pending.
-    pub(crate) fn whole_data(self) -> TensorData {
-        K::into_data(self.to_full().settle().0)
+        self.into_full().settle().0
     }
 }

@@ -168,7 +168,8 @@ fn libclang() -> bool {
         return path.is_file() || in_folder(path);
     }
     let versions = fs::read_dir("/usr/lib").into_iter().flatten().flatten().map(|entry| entry.path());
-    let llvm = versions.filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("llvm"))).map(|p| p.join("lib"));
+    let llvm =
+        versions.filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("llvm"))).map(|p| p.join("lib"));
     let known = ["/usr/lib", "/usr/lib64", "/usr/local/lib", "/opt/homebrew/opt/llvm/lib"].map(PathBuf::from);
     let configured = output("llvm-config", &["--libdir"]).map(|text| PathBuf::from(text.trim()));
     llvm.chain(known).chain(multiarch().map(|triple| Path::new("/usr/lib").join(triple))).chain(configured).any(in_folder)

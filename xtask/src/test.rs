@@ -136,7 +136,8 @@ impl Suite<'_> {
                 let outcome = job::run(self.mpirun(ranks, "mpi_fail").arg(way), SOON * 3, Show::Nothing)?;
                 let first = outcome.stderr.iter().find(|line| !line.trim().is_empty());
                 let mut result = ended(&outcome);
-                let names = |line: &String| line.starts_with("rank ") && line.contains(cause) && (way == "early" || line.starts_with("rank 1:"));
+                let names =
+                    |line: &String| line.starts_with("rank ") && line.contains(cause) && (way == "early" || line.starts_with("rank 1:"));
                 if result.is_ok() && !first.is_some_and(names) {
                     result = Err(format!("the first line does not name the rank and the cause:\n{}", outcome.stderr.join("\n")));
                 }

@@ -40,9 +40,7 @@ pub fn unify(operands: &[&Layout]) -> (Vec<Layout>, Layout) {
     let wanted = operands
         .iter()
         .map(|layout| {
-            let dims = (0..rank).map(|dim| {
-                if layout.is_uniform_dim(dim) { layout.dim(dim).to_vec() } else { out[dim].clone() }
-            });
+            let dims = (0..rank).map(|dim| if layout.is_uniform_dim(dim) { layout.dim(dim).to_vec() } else { out[dim].clone() });
             Layout::new(dims.collect())
         })
         .collect();

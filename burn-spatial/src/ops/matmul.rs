@@ -62,8 +62,8 @@ pub(crate) fn matmul<B: Backend, K: Kind<B>>(
 ) -> SpatialTensor<B, K> {
     let device = lhs.device().clone();
     let (left, right, out) = rule(lhs.layout(), rhs.layout());
-    let lhs = lhs.to_layout(&left).settle().0;
-    let rhs = rhs.to_layout(&right).settle().0;
+    let lhs = lhs.into_layout(&left).settle().0;
+    let rhs = rhs.into_layout(&right).settle().0;
     SpatialTensor::new(f(lhs, rhs), out, device)
 }
 

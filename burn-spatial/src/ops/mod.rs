@@ -2,7 +2,7 @@
 //!
 //! This file has what the traits share: pointwise maps, views, reductions, and operations along one dimension.
 
-use burn_backend::{Backend, DType, TensorMetadata};
+use burn_backend::{Backend, TensorMetadata};
 use burn_std::{Shape, Slice};
 
 use crate::comm::ReduceOp;
@@ -26,7 +26,6 @@ mod window;
 
 pub(crate) use index::*;
 pub use quantized::SpatialQuantized;
-pub use window::Placement;
 
 /// Element-wise, one operand.
 pub(crate) fn map<B: Backend, K: Kind<B>, R: Kind<B>>(
@@ -82,8 +81,8 @@ pub(crate) fn zip<B: Backend, K: Kind<B>, L: Kind<B>, R: Kind<B>>(
 ) -> SpatialTensor<B, R> {
     let device = lhs.device().clone();
     let (wanted, out) = common(&[(lhs.layout(), lhs.is_random()), (rhs.layout(), rhs.is_random())]);
-    let lhs = lhs.to_layout(&wanted[0]).settle().0;
-    let rhs = rhs.to_layout(&wanted[1]).settle().0;
+    let lhs = lhs.into_layout(&wanted[0]).settle().0;
+    let rhs = rhs.into_layout(&wanted[1]).settle().0;
     SpatialTensor::new(f(lhs, rhs), out, device)
 }
 
@@ -112,9 +111,9 @@ pub(crate) fn choose<B: Backend, K: Kind<B>, M: Kind<B>>(
     let operands = [(tensor.layout(), tensor.is_random()), (mask.layout(), mask.is_random()), (value.layout(), value.is_random())];
     let (wanted, out) = common(&operands);
     let shape = out.local_shape(device.context().mesh.coords());
-    let tensor = expanded::<B, K>(tensor.to_layout(&wanted[0]).settle().0, &shape);
-    let mask = expanded::<B, M>(mask.to_layout(&wanted[1]).settle().0, &shape);
-    let value = expanded::<B, K>(value.to_layout(&wanted[2]).settle().0, &shape);
+    let tensor = expanded::<B, K>(tensor.into_layout(&wanted[0]).settle().0, &shape);
+    let mask = expanded::<B, M>(mask.into_layout(&wanted[1]).settle().0, &shape);
+    let value = expanded::<B, K>(value.into_layout(&wanted[2]).settle().0, &shape);
     SpatialTensor::new(f(tensor, mask, value), out, device)
 }
 
@@ -127,8 +126,8 @@ pub(crate) fn masked<B: Backend, K: Kind<B>, M: Kind<B>>(
     let device = tensor.device().clone();
     let (wanted, out) = common(&[(tensor.layout(), tensor.is_random()), (mask.layout(), mask.is_random())]);
     let shape = out.local_shape(device.context().mesh.coords());
-    let tensor = expanded::<B, K>(tensor.to_layout(&wanted[0]).settle().0, &shape);
-    let mask = expanded::<B, M>(mask.to_layout(&wanted[1]).settle().0, &shape);
+    let tensor = expanded::<B, K>(tensor.into_layout(&wanted[0]).settle().0, &shape);
+    let mask = expanded::<B, M>(mask.into_layout(&wanted[1]).settle().0, &shape);
     SpatialTensor::new(f(tensor, mask), out, device)
 }
 
@@ -152,7 +151,7 @@ pub(crate) fn reshape<B: Backend, K: Kind<B>>(mut tensor: SpatialTensor<B, K>, s
                 let mut axes = tensor.layout().dim(dim).to_vec();
                 axes[position] = Axis::full(axes[position].extent);
                 let layout = tensor.layout().with_dim(dim, axes).with_pending(AxisSet::EMPTY);
-                tensor = tensor.to_layout(&layout);
+                tensor = tensor.into_layout(&layout);
             }
         }
     }
@@ -203,7 +202,7 @@ pub(crate) fn expand<B: Backend, K: Kind<B>>(tensor: SpatialTensor<B, K>, shape:
 pub(crate) fn repeat_dim<B: Backend, K: Kind<B>>(tensor: SpatialTensor<B, K>, dim: usize, times: usize) -> SpatialTensor<B, K> {
     let device = tensor.device().clone();
     if times == 0 || tensor.layout().extent(dim) == 0 {
-        let local = tensor.to_full().settle().0;
+        let local = tensor.into_full().settle().0;
         let mut shape = local.shape();
         shape[dim] *= times;
         let dtype = local.dtype();
@@ -234,7 +233,7 @@ pub(crate) fn whole_dim<B: Backend, K: Kind<B>>(tensor: SpatialTensor<B, K>, dim
         }
     }
     let layout = tensor.layout().full_dim(dim).with_pending(AxisSet::EMPTY);
-    tensor.to_layout(&layout)
+    tensor.into_layout(&layout)
 }
 
 /// An operation along one dimension that works on whole lines: local while that dimension is not split.
@@ -324,7 +323,7 @@ pub(crate) fn reduce_dim<B: Backend, K: Kind<B>>(
     if times != 1 {
         local = repeat(local, times);
     }
-    let local = communicated(all_reduce::<B, K>(&context.mesh, local, over, op, device.inner_device()));
+    let local = communicated(all_reduce::<B, K>(&context, local, over, op, device.inner_device()));
     SpatialTensor::new(local, layout.with_dim(dim, vec![]), device)
 }
 
@@ -343,7 +342,7 @@ pub(crate) fn reduce<B: Backend, K: Kind<B>>(
     if times != 1 {
         local = repeat(local, times);
     }
-    let local = communicated(all_reduce::<B, K>(&context.mesh, local, layout.split_over(), op, device.inner_device()));
+    let local = communicated(all_reduce::<B, K>(&context, local, layout.split_over(), op, device.inner_device()));
     SpatialTensor::full(local, device)
 }
 
@@ -360,7 +359,7 @@ pub(crate) fn cat<B: Backend, K: Kind<B>>(tensors: Vec<SpatialTensor<B, K>>, dim
         .map(|t| {
             let this = t.layout().extent(dim);
             extent += this;
-            t.to_layout(&out.with_dim(dim, vec![Axis::full(this)])).settle().0
+            t.into_layout(&out.with_dim(dim, vec![Axis::full(this)])).settle().0
         })
         .collect();
     SpatialTensor::new(K::cat(locals, dim), out.with_dim(dim, vec![Axis::full(extent)]), device)
@@ -394,7 +393,6 @@ pub(crate) fn ranges(slices: &[Slice], shape: &Shape) -> Vec<(usize, usize, isiz
 pub(crate) fn unsplit(axes: &[Axis]) -> bool {
     axes.iter().all(|a| !matches!(a.storage, Storage::Split { .. }))
 }
-
 
 /// Windows along `dim`, in a new last dimension; local while `dim` is not split.
 pub(crate) fn unfold<B: Backend, K: Kind<B>>(

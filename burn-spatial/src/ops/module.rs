@@ -1,7 +1,6 @@
 //! Operations of neural network modules. 3D convolutions and what is linear stay split; the rest gathers, is counted
 //! and returns whole tensors.
 
-
 use burn_backend::ops::*;
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn_backend::{Backend, TensorMetadata};
@@ -48,7 +47,7 @@ macro_rules! bias_gradient {
 /// A gradient of a parameter: whole, with its sum handed to the gradient engine.
 fn of_parameter<B: Backend>(gradient: FloatTensor<Spatial<B>>) -> FloatTensor<Spatial<B>> {
     let full = Layout::full(&gradient.shape());
-    if gradient.layout().clone().with_pending(AxisSet::EMPTY) == full { gradient.gradient() } else { gradient.to_layout(&full) }
+    if gradient.layout().clone().with_pending(AxisSet::EMPTY) == full { gradient.gradient() } else { gradient.into_layout(&full) }
 }
 
 /// `tensor` with leading dimensions of extent 1 up to `rank`.
@@ -59,21 +58,40 @@ fn leading<B: Backend>(tensor: FloatTensor<Spatial<B>>, rank: usize) -> FloatTen
 }
 
 impl<B: Backend> ModuleOps<Self> for Spatial<B> {
-    fn conv3d(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Option<FloatTensor<Self>>, options: ConvOptions<3>) -> FloatTensor<Self> {
+    fn conv3d(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+        options: ConvOptions<3>,
+    ) -> FloatTensor<Self> {
         Self::conv3d_padded(x, weight, bias, &spec(&options))
     }
 
-    fn conv3d_x_backward(x: FloatTensor<Self>, weight: FloatTensor<Self>, output_grad: FloatTensor<Self>, options: ConvOptions<3>) -> FloatTensor<Self> {
+    fn conv3d_x_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        output_grad: FloatTensor<Self>,
+        options: ConvOptions<3>,
+    ) -> FloatTensor<Self> {
         Self::conv3d_padded_x_grad(&Self::placement(&x), weight, output_grad, &spec(&options))
     }
 
-    fn conv3d_weight_backward(x: FloatTensor<Self>, weight: FloatTensor<Self>, output_grad: FloatTensor<Self>, options: ConvOptions<3>) -> FloatTensor<Self> {
+    fn conv3d_weight_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        output_grad: FloatTensor<Self>,
+        options: ConvOptions<3>,
+    ) -> FloatTensor<Self> {
         let shape = weight.shape().dims();
         Self::conv3d_padded_weight_grad(x, output_grad, shape, &spec(&options))
     }
 
     bias_gradient!(
-        conv1d_bias_backward, conv2d_bias_backward, conv3d_bias_backward, conv_transpose1d_bias_backward, conv_transpose2d_bias_backward,
+        conv1d_bias_backward,
+        conv2d_bias_backward,
+        conv3d_bias_backward,
+        conv_transpose1d_bias_backward,
+        conv_transpose2d_bias_backward,
         conv_transpose3d_bias_backward,
     );
 
@@ -104,12 +122,15 @@ impl<B: Backend> ModuleOps<Self> for Spatial<B> {
     fn linear_bias_backward(output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
         let rank = output_grad.rank();
         let features = output_grad.shape()[rank - 1];
-        let gradient = (0..rank - 1).fold(output_grad, |g, dim| Self::float_sum_dim(g, dim));
+        let gradient = (0..rank - 1).fold(output_grad, Self::float_sum_dim);
         of_parameter::<B>(reshape(gradient, Shape::from(vec![features])))
     }
 
     convolution!(
-        conv1d(ConvOptions<1>), conv2d(ConvOptions<2>), conv_transpose1d(ConvTransposeOptions<1>), conv_transpose2d(ConvTransposeOptions<2>),
+        conv1d(ConvOptions<1>),
+        conv2d(ConvOptions<2>),
+        conv_transpose1d(ConvTransposeOptions<1>),
+        conv_transpose2d(ConvTransposeOptions<2>),
         conv_transpose3d(ConvTransposeOptions<3>),
     );
 
@@ -275,4 +296,3 @@ impl<B: Backend> ModuleOps<Self> for Spatial<B> {
         SpatialTensor::full(B::irfft(spectrum_re.gathered(op), spectrum_im.gathered(op), dim, n), device)
     }
 }
-

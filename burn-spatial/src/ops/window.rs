@@ -58,9 +58,8 @@ impl Windowed {
             output = output.with_dim(2 + i, vec![out]);
         }
         let coords = context.mesh.coords();
-        let spatial: [WindowPlan; 3] = std::array::from_fn(|i| {
-            WindowPlan::new(&windows[i], &axis_of(&input, 2 + i), &axis_of(&output, 2 + i), coords)
-        });
+        let spatial: [WindowPlan; 3] =
+            std::array::from_fn(|i| WindowPlan::new(&windows[i], &axis_of(&input, 2 + i), &axis_of(&output, 2 + i), coords));
         let stored = input.local_shape(coords);
         let mut axes = vec![Axis::full(stored[0]), Axis::full(stored[1])];
         let mut needs = vec![AxisNeed::whole(stored[0]), AxisNeed::whole(stored[1])];
@@ -81,7 +80,7 @@ impl Windowed {
     /// This rank's block of `x` with its halo. Collective.
     fn gather<B: Backend>(&self, context: &RankContext, x: Tensor<B>) -> FloatTensor<B> {
         let device = x.device().clone();
-        let own = x.to_layout(&self.input).settle().0;
+        let own = x.into_layout(&self.input).settle().0;
         self.count(context);
         communicated(exchange::<B, Float>(&context.mesh, &self.plan, own, device.inner_device()))
     }
@@ -95,6 +94,7 @@ impl Windowed {
 
     fn count(&self, context: &RankContext) {
         if !self.plan.sends.is_empty() || !self.plan.receives.is_empty() {
+            context.talking();
             context.stats.halo();
         }
     }
@@ -140,7 +140,7 @@ fn pool_windows(spec: &PoolSpec, x: &Shape) -> [AxisWindow; 3] {
 
 /// A parameter: whole on every rank.
 fn parameter<B: Backend>(tensor: Tensor<B>) -> FloatTensor<B> {
-    tensor.to_full().settle().0
+    tensor.into_full().settle().0
 }
 
 /// What a backward pass on a split backend needs of an input: how it lay, and where.
@@ -157,7 +157,12 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         Placement { layout: x.layout().clone(), device: x.device().clone() }
     }
 
-    fn conv3d_padded(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Option<FloatTensor<Self>>, spec: &ConvSpec) -> FloatTensor<Self> {
+    fn conv3d_padded(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+        spec: &ConvSpec,
+    ) -> FloatTensor<Self> {
         let device = x.device().clone();
         let context = device.context();
         let weight_dims = dims(&weight.shape());
@@ -172,18 +177,23 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         let context = device.context();
         let weight_dims = dims(&weight.shape());
         let windowed = Windowed::new(&context, &x.layout, conv_windows(spec, &x.layout.shape(), weight_dims));
-        let grad = grad.to_layout(&windowed.output(weight_dims[0])).settle().0;
+        let grad = grad.into_layout(&windowed.output(weight_dims[0])).settle().0;
         let block = kernels::conv3d_data_grad::<B>(grad, parameter(weight), &windowed.local, spec.groups);
         windowed.scatter(&context, block, device)
     }
 
-    fn conv3d_padded_weight_grad(x: FloatTensor<Self>, grad: FloatTensor<Self>, weight_shape: [usize; 5], spec: &ConvSpec) -> FloatTensor<Self> {
+    fn conv3d_padded_weight_grad(
+        x: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        weight_shape: [usize; 5],
+        spec: &ConvSpec,
+    ) -> FloatTensor<Self> {
         let device = x.device().clone();
         let context = device.context();
         let windowed = Windowed::new(&context, x.layout(), conv_windows(spec, &x.shape(), weight_shape));
         let output = windowed.output(weight_shape[0]);
         let block = windowed.gather(&context, x);
-        let grad = grad.to_layout(&output).settle().0;
+        let grad = grad.into_layout(&output).settle().0;
         let share = kernels::conv3d_weight_grad::<B>(block, grad, weight_shape, &windowed.local, spec.groups);
         let layout = Layout::full(&weight_shape).with_pending(output.split_over());
         SpatialTensor::new(share, layout, device).gradient()
@@ -208,8 +218,8 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         let device = x.device.clone();
         let context = device.context();
         let windowed = Windowed::new(&context, &x.layout, pool_windows(spec, &x.layout.shape()));
-        let grad = grad.to_layout(&windowed.output).settle().0;
-        let indices = indices.to_layout(&windowed.output).settle().0;
+        let grad = grad.into_layout(&windowed.output).settle().0;
+        let indices = indices.into_layout(&windowed.output).settle().0;
         let block = kernels::max_pool3d_grad::<B>(grad, indices, &windowed.local, windowed.origin, windowed.volume);
         windowed.scatter(&context, block, device)
     }
@@ -226,7 +236,7 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         let device = x.device.clone();
         let context = device.context();
         let windowed = Windowed::new(&context, &x.layout, pool_windows(spec, &x.layout.shape()));
-        let grad = grad.to_layout(&windowed.output).settle().0;
+        let grad = grad.into_layout(&windowed.output).settle().0;
         let block = kernels::avg_pool3d_grad::<B>(grad, &windowed.local, spec.count());
         windowed.scatter(&context, block, device)
     }
@@ -240,7 +250,7 @@ pub(crate) fn bias_grad<B: Backend>(grad: Tensor<B>) -> Tensor<B> {
         grad
     } else {
         let layout = grad.layout().full_dim(1);
-        grad.to_layout(&layout)
+        grad.into_layout(&layout)
     };
     let scale = |t, n: usize| B::float_mul_scalar(t, (n as f64).into());
     let mut sum = grad;
@@ -249,5 +259,5 @@ pub(crate) fn bias_grad<B: Backend>(grad: Tensor<B>) -> Tensor<B> {
     }
     let sum = super::reshape(sum, Shape::from(vec![channels]));
     let layout = sum.layout().materialized_dim(0);
-    if layout == *sum.layout() { sum.gradient() } else { sum.to_layout(&layout) }
+    if layout == *sum.layout() { sum.gradient() } else { sum.into_layout(&layout) }
 }

@@ -409,9 +409,14 @@ impl Conv {
             let planes = (part * slab).min(ad.source)..((part + 1) * slab).min(ad.source);
             let area = ah.count * aw.count;
             let reached = ad.outputs_of(&planes);
-            let a = &weight[(group * depth * inner + first) * taps..];
-            debug_assert!(a.len() >= (depth - 1) * inner * taps + count * taps);
-            with_scratch(depth * panel, count * taps * panel, |packed: &mut [T], sums: &mut [T]| {
+            let part_rows = count * taps;
+            with_scratch(depth * (part_rows + panel), part_rows * panel, |packed: &mut [T], sums: &mut [T]| {
+                // This task's part of the weight, close together: in place its rows are a whole filter apart.
+                let (a, packed) = packed.split_at_mut(depth * part_rows);
+                for (o, a) in a.chunks_exact_mut(part_rows).enumerate() {
+                    let from = ((group * depth + o) * inner + first) * taps;
+                    a.copy_from_slice(&weight[from..from + part_rows]);
+                }
                 for p0 in (reached.start * area / panel * panel..reached.end * area).step_by(panel) {
                     let columns = panel.min(positions - p0);
                     let vectors = columns.div_ceil(T::lanes(isa));
@@ -427,8 +432,8 @@ impl Conv {
                             &Panel {
                                 a: a.as_ptr(),
                                 lda: 1,
-                                step: inner * taps,
-                                rows: count * taps,
+                                step: part_rows,
+                                rows: part_rows,
                                 b: packed.as_ptr(),
                                 depth,
                                 vectors,
