@@ -5,8 +5,9 @@ use std::fmt::Debug;
 use burn_flex::FlexDevice;
 use burn_spatial::{Grid, Mesh, SpatialDevice, launch};
 
-/// The grids that operations are tested on: one rank, each axis alone, two axes, all three, and data beside space.
-pub const GRIDS: [Grid; 9] = [
+/// The grids that programs are tested on: one rank, each axis alone, two axes, all three, data beside space, and more
+/// ranks than the last layers have voxels.
+pub const GRIDS: [Grid; 13] = [
     Grid::ONE,
     Grid([1, 2, 1, 1]),
     Grid([1, 1, 2, 1]),
@@ -16,6 +17,10 @@ pub const GRIDS: [Grid; 9] = [
     Grid([2, 1, 1, 1]),
     Grid([2, 2, 1, 2]),
     Grid([1, 3, 1, 1]),
+    Grid([2, 2, 1, 1]),
+    Grid([1, 1, 4, 1]),
+    Grid([1, 1, 2, 2]),
+    Grid([1, 4, 1, 2]),
 ];
 
 /// Runs `program` on all ranks of `grid`, and returns what each made, in rank order.

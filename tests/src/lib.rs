@@ -5,4 +5,8 @@
 pub mod comm_checks;
 pub mod fixtures;
 pub mod grid;
+pub mod modules;
 pub mod npz;
+pub mod ops;
+pub mod suite;
+pub mod windows;
