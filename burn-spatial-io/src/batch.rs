@@ -13,7 +13,13 @@ use crate::plan::DataGroup;
 pub trait Place<B: Backend>: Send + Sync {
     /// A tensor of shape `global`, of which this rank holds `local`. Dimension i is split near-equally (the first
     /// `global[i] % ranks` ranks have one more) over the mesh axis `split[i]`, or not split where that is `None`.
-    fn place<const D: usize>(&self, local: TensorData, global: [usize; D], split: [Option<MeshAxis>; D], device: &B::Device) -> Tensor<B, D>;
+    fn place<const D: usize>(
+        &self,
+        local: TensorData,
+        global: [usize; D],
+        split: [Option<MeshAxis>; D],
+        device: &B::Device,
+    ) -> Tensor<B, D>;
 }
 
 /// [`Place`] for one rank: the part is the whole.
@@ -23,7 +29,13 @@ pub struct PlaceWhole;
 impl<B: Backend> Place<B> for PlaceWhole {
     /// # Panics
     /// When something is split: this rank's part is not a tensor of the global shape.
-    fn place<const D: usize>(&self, local: TensorData, global: [usize; D], split: [Option<MeshAxis>; D], device: &B::Device) -> Tensor<B, D> {
+    fn place<const D: usize>(
+        &self,
+        local: TensorData,
+        global: [usize; D],
+        split: [Option<MeshAxis>; D],
+        device: &B::Device,
+    ) -> Tensor<B, D> {
         assert_eq!(local.shape.as_slice(), global, "PlaceWhole cannot place a part split over {split:?}");
         Tensor::from_data(local, device)
     }

@@ -26,10 +26,7 @@ impl BlockSpec {
 
     /// The place of this rank in `mesh`.
     pub fn of(mesh: &Mesh) -> BlockSpec {
-        BlockSpec {
-            ranks: MeshAxis::SPATIAL.map(|axis| mesh.size(axis)),
-            coords: MeshAxis::SPATIAL.map(|axis| mesh.coord(axis)),
-        }
+        BlockSpec { ranks: MeshAxis::SPATIAL.map(|axis| mesh.size(axis)), coords: MeshAxis::SPATIAL.map(|axis| mesh.coord(axis)) }
     }
 
     /// Which of depth, height and width are split in a volume of `extent`: those with more than one rank and at

@@ -16,13 +16,13 @@ pub struct At {
 
 impl At {
     /// The file as a whole.
-    pub fn file(file: &Path, rank: usize) -> At {
-        At { file: file.to_owned(), dataset: None, rank }
+    pub fn file(file: &Path, rank: usize) -> Box<At> {
+        Box::new(At { file: file.to_owned(), dataset: None, rank })
     }
 
     /// One dataset of the file.
-    pub fn dataset(file: &Path, dataset: &str, rank: usize) -> At {
-        At { file: file.to_owned(), dataset: Some(dataset.to_owned()), rank }
+    pub fn dataset(file: &Path, dataset: &str, rank: usize) -> Box<At> {
+        Box::new(At { file: file.to_owned(), dataset: Some(dataset.to_owned()), rank })
     }
 }
 
@@ -43,13 +43,13 @@ pub enum DataError {
     #[error("{at}: there is no such file; check the data folder, and that this node mounts it")]
     Missing {
         /// Where.
-        at: At,
+        at: Box<At>,
     },
     /// The operating system refuses: permissions, a folder for a file, a lock.
     #[error("{at}: cannot be opened: {cause}")]
     Unreadable {
         /// Where.
-        at: At,
+        at: Box<At>,
         /// The system's words.
         cause: String,
     },
@@ -57,7 +57,7 @@ pub enum DataError {
     #[error("{at}: not a whole HDF5 file ({cause}); it may be truncated, copy or make it again")]
     NotHdf5 {
         /// Where.
-        at: At,
+        at: Box<At>,
         /// HDF5's words.
         cause: String,
     },
@@ -65,13 +65,13 @@ pub enum DataError {
     #[error("{at}: expected files that end in .hdf5 or .h5, found none")]
     NoFiles {
         /// The folder.
-        at: At,
+        at: Box<At>,
     },
     /// The dataset is not in the file.
     #[error("{at}: no such dataset; the file has {}", .found.join(", "))]
     NoDataset {
         /// Where.
-        at: At,
+        at: Box<At>,
         /// The names there are.
         found: Vec<String>,
     },
@@ -79,7 +79,7 @@ pub enum DataError {
     #[error("{at}: the file has no labels under this name; it has {}", .found.join(", "))]
     NoLabels {
         /// Where.
-        at: At,
+        at: Box<At>,
         /// The names there are.
         found: Vec<String>,
     },
@@ -87,7 +87,7 @@ pub enum DataError {
     #[error("{at}: expected {expected} dimensions, found {} {shape:?}", .shape.len())]
     Dimensions {
         /// Where.
-        at: At,
+        at: Box<At>,
         /// Dimensions expected.
         expected: usize,
         /// The stored shape.
@@ -97,7 +97,7 @@ pub enum DataError {
     #[error("{at}: expected {expected}, found the shape {shape:?}")]
     Shape {
         /// Where.
-        at: At,
+        at: Box<At>,
         /// What would fit.
         expected: String,
         /// The stored shape, channels first for a volume.
@@ -107,7 +107,7 @@ pub enum DataError {
     #[error("{at}: expected elements of type {expected}, found {found}")]
     Type {
         /// Where.
-        at: At,
+        at: Box<At>,
         /// The types taken.
         expected: &'static str,
         /// The stored type.
@@ -117,7 +117,7 @@ pub enum DataError {
     #[error("{at}: block from {start:?} of extent {extent:?} is not inside the volume {volume:?}")]
     Block {
         /// Where.
-        at: At,
+        at: Box<At>,
         /// The block's first voxel.
         start: [usize; 3],
         /// The block's extent.
@@ -129,7 +129,7 @@ pub enum DataError {
     #[error("{at}: reading failed: {cause}")]
     Read {
         /// Where.
-        at: At,
+        at: Box<At>,
         /// HDF5's words.
         cause: String,
     },
@@ -137,7 +137,7 @@ pub enum DataError {
     #[error("{at}: expected counts from 0, found {value} at channel {}, depth {}, height {}, width {}", .position[0], .position[1], .position[2], .position[3])]
     Negative {
         /// Where.
-        at: At,
+        at: Box<At>,
         /// Channel, depth, height and width in the whole volume.
         position: [usize; 4],
         /// The value.
@@ -147,7 +147,7 @@ pub enum DataError {
     #[error("{at}: expected finite values, found {value} at channel {}, depth {}, height {}, width {}", .position[0], .position[1], .position[2], .position[3])]
     NonFinite {
         /// Where.
-        at: At,
+        at: Box<At>,
         /// Channel, depth, height and width in the whole volume.
         position: [usize; 4],
         /// The value, as text: NaN equals nothing.
@@ -157,7 +157,7 @@ pub enum DataError {
     #[error("{at}: expected finite labels, found {value} at position {position}")]
     BadLabel {
         /// Where.
-        at: At,
+        at: Box<At>,
         /// Which label.
         position: usize,
         /// The value, as text: NaN equals nothing.

@@ -80,11 +80,7 @@ impl<B: Backend, O> Loader<B, O> {
     pub fn epoch_from(&self, epoch: u64, step: usize) -> Epoch<B, O> {
         let plan = self.plan(epoch);
         let steps = step.min(plan.steps())..plan.steps();
-        let jobs: Vec<usize> = steps
-            .clone()
-            .flat_map(|step| plan.part(step, self.group).ids)
-            .map(|id| self.range.start + id)
-            .collect();
+        let jobs: Vec<usize> = steps.clone().flat_map(|step| plan.part(step, self.group).ids).map(|id| self.range.start + id).collect();
         let batch = self.group.part(self.options.batch.max(1)).len();
         let ahead = batch.saturating_mul(self.options.prefetch.max(1));
         Epoch {

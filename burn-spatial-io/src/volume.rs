@@ -143,10 +143,7 @@ impl VolumeFile {
             .map_err(|cause| DataError::Read { at: at(), cause })?
             .ok_or_else(|| DataError::NoDataset { at: at(), found: member_names(&file) })?;
         let shape = data.shape();
-        let extents: [usize; 4] = shape
-            .clone()
-            .try_into()
-            .map_err(|shape| DataError::Dimensions { at: at(), expected: 4, shape })?;
+        let extents: [usize; 4] = shape.clone().try_into().map_err(|shape| DataError::Dimensions { at: at(), expected: 4, shape })?;
         if extents.contains(&0) {
             return Err(DataError::Shape { at: at(), expected: "a volume that is not empty".into(), shape });
         }
@@ -178,11 +175,7 @@ impl VolumeFile {
     /// Channels and extent of the whole volume.
     pub fn shape(&self) -> VolumeShape {
         let [a, b, c, d] = self.extents;
-        if self.channels_first {
-            VolumeShape { channels: a, extent: [b, c, d] }
-        } else {
-            VolumeShape { channels: d, extent: [a, b, c] }
-        }
+        if self.channels_first { VolumeShape { channels: a, extent: [b, c, d] } } else { VolumeShape { channels: d, extent: [a, b, c] } }
     }
 
     /// Reads the block `slab` as f32 into `out`, as `[channels, depth, height, width]` in row-major order. `out` and
@@ -278,10 +271,9 @@ impl VolumeFile {
         }
         match stored_type(&data) {
             Ok(TypeDescriptor::Float(FloatSize::U4)) => data.read_raw::<f32>().map(Some).map_err(|e| read(e.to_string())),
-            Ok(TypeDescriptor::Float(FloatSize::U8)) => data
-                .read_raw::<f64>()
-                .map(|values| Some(values.into_iter().map(|v| v as f32).collect()))
-                .map_err(|e| read(e.to_string())),
+            Ok(TypeDescriptor::Float(FloatSize::U8)) => {
+                data.read_raw::<f64>().map(|values| Some(values.into_iter().map(|v| v as f32).collect())).map_err(|e| read(e.to_string()))
+            }
             Ok(other) => Err(wrong_type(at(), "float32 or float64", other.to_string())),
             Err(found) => Err(wrong_type(at(), "float32 or float64", found)),
         }
@@ -307,7 +299,7 @@ impl VolumeFile {
     }
 
     /// Where the volume is, for messages.
-    pub fn at(&self) -> At {
+    pub fn at(&self) -> Box<At> {
         At::dataset(&self.path, &self.name, self.rank)
     }
 
@@ -433,15 +425,14 @@ fn open_file(path: &Path, rank: usize) -> Result<hdf5::File, DataError> {
         Ok(meta) if !meta.is_file() => return Err(unreadable("it is not a file".into())),
         Ok(_) => {}
     }
-    hdf5::File::with_options()
-        .with_fapl(|access| access.chunk_cache(1009, CHUNK_CACHE_BYTES, 0.75))
-        .open(path)
-        .map_err(|e| match e.to_string() {
-            text if text.contains("lock file") => {
-                unreadable(format!("another program writes it, or the file system has no locks (then set HDF5_USE_FILE_LOCKING=FALSE): {text}"))
-            }
+    hdf5::File::with_options().with_fapl(|access| access.chunk_cache(1009, CHUNK_CACHE_BYTES, 0.75)).open(path).map_err(|e| {
+        match e.to_string() {
+            text if text.contains("lock file") => unreadable(format!(
+                "another program writes it, or the file system has no locks (then set HDF5_USE_FILE_LOCKING=FALSE): {text}"
+            )),
             cause => DataError::NotHdf5 { at: at(), cause },
-        })
+        }
+    })
 }
 
 /// The dataset `name`; `None` if the file has nothing under this name.
@@ -456,7 +447,7 @@ fn stored_type(data: &hdf5::Dataset) -> Result<TypeDescriptor, String> {
     data.dtype().and_then(|t| t.to_descriptor()).map_err(|e| e.to_string())
 }
 
-fn wrong_type(at: At, expected: &'static str, found: String) -> DataError {
+fn wrong_type(at: Box<At>, expected: &'static str, found: String) -> DataError {
     DataError::Type { at, expected, found }
 }
 

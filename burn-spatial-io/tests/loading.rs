@@ -10,13 +10,12 @@ use burn::backend::Flex;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::Dataset;
-use burn::tensor::backend::Backend;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use burn_spatial::comm::threads;
 use burn_spatial::mesh::{Grid, Mesh, MeshAxis};
 use burn_spatial_io::{
-    BlockSpec, CosmoFlowBatch, CosmoFlowBatcher, CosmoFlowDataset, DataError, DataGroup, DatasetOptions, IdsError, Loader, LoaderOptions, Place,
-    Sample, SampleSource, check_ids,
+    BlockSpec, CosmoFlowBatch, CosmoFlowBatcher, CosmoFlowDataset, DataError, DataGroup, DatasetOptions, IdsError, Loader, LoaderOptions,
+    Place, Sample, SampleSource, check_ids,
 };
 
 type Ids = Vec<usize>;
@@ -25,7 +24,7 @@ type Ids = Vec<usize>;
 struct IdsOnly;
 
 impl Batcher<Flex, Sample, Ids> for IdsOnly {
-    fn batch(&self, items: Vec<Sample>, _device: &<Flex as Backend>::Device) -> Ids {
+    fn batch(&self, items: Vec<Sample>, _device: &Device<Flex>) -> Ids {
         items.iter().map(|sample| sample.id).collect()
     }
 }
@@ -221,7 +220,7 @@ impl Place<Flex> for Recorder {
         local: TensorData,
         global: [usize; D],
         split: [Option<MeshAxis>; D],
-        device: &<Flex as Backend>::Device,
+        device: &Device<Flex>,
     ) -> Tensor<Flex, D> {
         self.0.lock().unwrap().push((local.shape.to_vec(), global.to_vec(), split.to_vec()));
         Tensor::zeros(global, device)
@@ -248,7 +247,8 @@ fn every_rank_places_its_block() {
         let dataset = CosmoFlowDataset::new(files.clone(), BlockSpec::of(&mesh), mesh.rank(), DatasetOptions::default()).unwrap();
         let recorder = Recorder::default();
         let batcher = CosmoFlowBatcher::new(&mesh, recorder.clone());
-        let loader = Loader::<Flex, CosmoFlowBatch<Flex>>::new(dataset, batcher, options(3, None, 1), DataGroup::of(&mesh), Default::default());
+        let loader =
+            Loader::<Flex, CosmoFlowBatch<Flex>>::new(dataset, batcher, options(3, None, 1), DataGroup::of(&mesh), Default::default());
         for batch in loader.epoch(0) {
             let batch = batch.unwrap();
             check_ids(&batch.ids, &mesh).unwrap();
@@ -272,7 +272,8 @@ fn burns_own_loader_takes_the_part_of_the_group() {
     let ids = on_ranks([2, 1, 1, 1], |mesh| {
         let recorder = Recorder::default();
         let batcher = CosmoFlowBatcher::new(&mesh, recorder.clone());
-        let loader = DataLoaderBuilder::<Flex, Sample, CosmoFlowBatch<Flex>>::new(batcher).batch_size(3).build(common::dataset(files.clone()));
+        let loader =
+            DataLoaderBuilder::<Flex, Sample, CosmoFlowBatch<Flex>>::new(batcher).batch_size(3).build(common::dataset(files.clone()));
         let ids: Vec<Ids> = loader.iter().map(|batch| batch.ids).collect();
         let placed = recorder.0.lock().unwrap();
         assert_eq!(placed[0].1, [3, 2, 2, 2, 2]);

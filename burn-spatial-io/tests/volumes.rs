@@ -6,7 +6,8 @@ use std::fs;
 use std::path::Path;
 
 use burn_spatial_io::{
-    BlockSpec, ChannelAxis, CosmoFlowDataset, DataError, DatasetOptions, Hyperslab, SampleSource, Scratch, Transform, VolumeFile, VolumeShape,
+    BlockSpec, ChannelAxis, CosmoFlowDataset, DataError, DatasetOptions, Hyperslab, SampleSource, Scratch, Transform, VolumeFile,
+    VolumeShape,
 };
 use common::{counter, dataset, open, set, whole, write};
 use hdf5_metno as hdf5;
@@ -164,7 +165,7 @@ fn compressed_chunks_are_read() {
     let values: Vec<i16> = (0..4 * 512).collect();
     {
         let file = hdf5::File::create(&path).unwrap();
-        let builder = file.new_dataset::<i16>().shape((8, 8, 8, 4)).chunk((3, 4, 8, 4)).deflate(4).shuffle();
+        let builder = file.new_dataset::<i16>().shape((8, 8, 8, 4)).chunk((3, 4, 8, 4)).shuffle().deflate(4);
         builder.create("full").unwrap().write_raw(&values).unwrap();
     }
     let file = open(&path);
@@ -296,18 +297,21 @@ fn labels_that_cannot_be() {
 fn damaged_insides() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("gzip.hdf5");
-    let values: Vec<i16> = (0..16 * 16 * 16 * 4).map(|i| (i * 7919 % 50) as i16).collect();
-    let offset = {
+    let values: Vec<i16> = (0..16 * 16 * 16 * 4i64).map(|i| (i * i * 7919 % 50) as i16).collect();
+    let damage = {
         let file = hdf5::File::create(&path).unwrap();
         file.new_dataset_builder().with_data(&[0.5f32]).create("unitPar").unwrap();
         let builder = file.new_dataset::<i16>().shape((16, 16, 16, 4)).chunk((4, 16, 16, 4)).deflate(4);
         let data = builder.create("full").unwrap();
         data.write_raw(&values).unwrap();
         file.flush().unwrap();
-        data.chunk_info(2).unwrap().addr as usize
+        let chunk = data.chunk_info(2).unwrap();
+        assert_eq!(chunk.offset, [8, 0, 0, 0]);
+        let (start, size) = (chunk.addr as usize, chunk.size as usize);
+        start + size / 4..start + size / 2
     };
     let mut bytes = fs::read(&path).unwrap();
-    bytes[offset + 20..offset + 220].fill(0);
+    bytes[damage].fill(0);
     fs::write(&path, &bytes).unwrap();
     assert!(message(&path).contains("dataset 'full': reading failed"));
     // The other chunks are whole.

@@ -141,23 +141,24 @@ impl Cube {
         let mut spare = Vec::new();
         let k = self.fundamental();
         // Two real fields share one inverse transform, as its real and imaginary part.
-        let mut pair = |spectrum: &[Complex64], a: &(dyn Fn([usize; 3]) -> Complex64 + Sync), b: &(dyn Fn([usize; 3]) -> Complex64 + Sync)| {
-            let mut cube: Vec<Complex64> = spectrum
-                .par_iter()
-                .enumerate()
-                .map(|(i, mode)| {
-                    let squared = self.wave_squared(i) as f64;
-                    let place = [i / (self.n * self.n), i / self.n % self.n, i % self.n];
-                    // The mean does not move anything.
-                    if i == 0 { Complex64::default() } else { mode / squared * (a(place) + Complex64::i() * b(place)) }
-                })
-                .collect();
-            self.fft.inverse(&mut cube, &mut spare);
-            let scale = 1.0 / cube.len() as f64;
-            let real: Vec<f64> = cube.iter().map(|v| v.re * scale).collect();
-            let imaginary: Vec<f64> = cube.iter().map(|v| v.im * scale).collect();
-            (real, imaginary)
-        };
+        let mut pair =
+            |spectrum: &[Complex64], a: &(dyn Fn([usize; 3]) -> Complex64 + Sync), b: &(dyn Fn([usize; 3]) -> Complex64 + Sync)| {
+                let mut cube: Vec<Complex64> = spectrum
+                    .par_iter()
+                    .enumerate()
+                    .map(|(i, mode)| {
+                        let squared = self.wave_squared(i) as f64;
+                        let place = [i / (self.n * self.n), i / self.n % self.n, i % self.n];
+                        // The mean does not move anything.
+                        if i == 0 { Complex64::default() } else { mode / squared * (a(place) + Complex64::i() * b(place)) }
+                    })
+                    .collect();
+                self.fft.inverse(&mut cube, &mut spare);
+                let scale = 1.0 / cube.len() as f64;
+                let real: Vec<f64> = cube.iter().map(|v| v.re * scale).collect();
+                let imaginary: Vec<f64> = cube.iter().map(|v| v.im * scale).collect();
+                (real, imaginary)
+            };
         let slope = |axis: usize, sign: f64| move |place: [usize; 3]| Complex64::new(0.0, sign * self.odd_wave(place[axis]) / k);
         let square = |axis: usize| move |place: [usize; 3]| Complex64::from((self.wave(place[axis]) as f64).powi(2));
         let mixed = |a: usize, b: usize| move |place: [usize; 3]| Complex64::from(self.odd_wave(place[a]) * self.odd_wave(place[b]));

@@ -82,9 +82,19 @@ pub struct SynthConfig {
 }
 
 impl Default for SynthConfig {
-    /// 16 boxes of 32^3 cells of 4 Mpc/h, all parameters within 30 %, two particles a cell side.
+    /// 16 boxes of 32^3 cells of 4 Mpc/h, all parameters within 30 %, one particle a cell.
     fn default() -> Self {
-        SynthConfig { grid: 32, cell: 4.0, count: 16, start: 0, seed: 1, spread: 0.3, vary: Parameter::ALL.into(), fixed_box: false, ppc: 2 }
+        SynthConfig {
+            grid: 32,
+            cell: 4.0,
+            count: 16,
+            start: 0,
+            seed: 1,
+            spread: 0.3,
+            vary: Parameter::ALL.into(),
+            fixed_box: false,
+            ppc: 1,
+        }
     }
 }
 
@@ -187,7 +197,7 @@ impl Universe {
 
     fn write_hdf5(&self, path: &Path) -> hdf5::Result<()> {
         let file = hdf5::File::create(path)?;
-        file.new_attr::<FixedAscii<8>>().create("dataset_tag")?.write_scalar(&ascii("4parE"))?;
+        file.new_attr::<FixedAscii<8>>().create("dataset_tag")?.write_scalar(&ascii::<8>("4parE"))?;
         file.new_attr::<i64>().create("seed9")?.write_scalar(&(self.seed as i64))?;
         let tag: FixedAscii<48> = ascii(&format!("synth_s{}-{}", self.seed, self.index));
         file.new_attr::<FixedAscii<48>>().create("universe_tag")?.write_scalar(&tag)?;
@@ -244,9 +254,9 @@ fn simulate(config: &SynthConfig, cosmology: &Cosmology, length: f64, index: usi
             for particle in 0..side.pow(3) {
                 let place = [particle / (side * side), particle / side % side, particle % side];
                 let mut cell = 0;
-                for axis in 0..3 {
+                for (axis, index) in place.into_iter().enumerate() {
                     // Particles start at the centers of their cells.
-                    let start = (place[axis] as f64 + 0.5) / config.ppc as f64;
+                    let start = (index as f64 + 0.5) / config.ppc as f64;
                     let shift = d1 * moved.first[axis][particle] + d2 * moved.second[axis][particle];
                     let coordinate = (start + shift * cells).floor() as i64;
                     cell = cell * grid + coordinate.rem_euclid(grid as i64) as usize;
