@@ -172,9 +172,8 @@ fn same_bits(comm: &Comm) {
 fn overlapping(comm: &Comm) {
     let size = comm.size();
     let count = |i: usize| [3, 5000, 1, 9000][i % 4];
-    let mut requests: Vec<_> = (0..12)
-        .map(|i| Some(comm.start_all_reduce(f64s(&vec![i as f64; count(i)]), DType::F64, ReduceOp::Sum).unwrap()))
-        .collect();
+    let mut requests: Vec<_> =
+        (0..12).map(|i| Some(comm.start_all_reduce(f64s(&vec![i as f64; count(i)]), DType::F64, ReduceOp::Sum).unwrap())).collect();
     // Each rank waits in an order of its own.
     for step in 0..12 {
         let i = (step * 5 + comm.rank()) % 12;
@@ -287,13 +286,9 @@ fn different_programs(comm: &Comm) {
         let error = pair.all_reduce(vec![0; len], DType::F32, ReduceOp::Sum).unwrap_err();
         let text = error.to_string();
         let expected = if pair.rank() == 0 {
-            format!(
-                "rank {first} is in all_reduce Sum of F32, 8 bytes, but rank {second} in all_reduce Sum of F32, 40000 bytes; "
-            )
+            format!("rank {first} is in all_reduce Sum of F32, 8 bytes, but rank {second} in all_reduce Sum of F32, 40000 bytes; ")
         } else {
-            format!(
-                "rank {second} is in all_reduce Sum of F32, 40000 bytes, but rank {first} in all_reduce Sum of F32, 8 bytes; "
-            )
+            format!("rank {second} is in all_reduce Sum of F32, 40000 bytes, but rank {first} in all_reduce Sum of F32, 8 bytes; ")
         };
         assert!(text.starts_with(&expected), "{text}");
     }
@@ -359,9 +354,8 @@ fn counters(comm: &Comm) {
 fn adjoints(comm: &Comm) {
     let (rank, size) = (comm.rank(), comm.size());
     const N: usize = 50;
-    let vector = |seed: usize, len: usize| -> Vec<f64> {
-        (0..len).map(|i| ((i * 17 + seed * 29 + rank * 13) % 23) as f64 - 11.0).collect()
-    };
+    let vector =
+        |seed: usize, len: usize| -> Vec<f64> { (0..len).map(|i| ((i * 17 + seed * 29 + rank * 13) % 23) as f64 - 11.0).collect() };
     let sum = |x: &[f64]| to_f64s(&comm.all_reduce(f64s(x), DType::F64, ReduceOp::Sum).unwrap());
     let dot = |a: &[f64], b: &[f64]| sum(&[a.iter().zip(b).map(|(a, b)| a * b).sum()])[0];
 

@@ -74,12 +74,7 @@ impl Case {
     ///
     /// # Panics
     /// If the case has none.
-    pub fn tensor<B: burn::tensor::backend::Backend, const D: usize>(
-        &self,
-        name: &str,
-        dtype: DType,
-        device: &B::Device,
-    ) -> Tensor<B, D> {
+    pub fn tensor<B: burn::tensor::backend::Backend, const D: usize>(&self, name: &str, dtype: DType, device: &B::Device) -> Tensor<B, D> {
         let array = &self.arrays[name];
         let data = TensorData::new(array.values.clone(), array.shape.clone()).convert_dtype(dtype);
         Tensor::from_data(data, (device, dtype))

@@ -55,8 +55,7 @@ fn npy(bytes: &[u8]) -> Option<Array> {
     let start = if wide { 12 } else { 10 };
     let header = std::str::from_utf8(bytes.get(start..start + length)?).ok()?;
     let extents = header.split("'shape': (").nth(1)?.split(')').next()?;
-    let shape: Vec<usize> =
-        extents.split(',').map(str::trim).filter(|e| !e.is_empty()).map(|e| e.parse().ok()).collect::<Option<_>>()?;
+    let shape: Vec<usize> = extents.split(',').map(str::trim).filter(|e| !e.is_empty()).map(|e| e.parse().ok()).collect::<Option<_>>()?;
     let words = bytes.get(start + length..)?.chunks_exact(8).map(|w| <[u8; 8]>::try_from(w).unwrap_or_default());
     let values: Vec<f64> = if header.contains("<f8") {
         words.map(f64::from_le_bytes).collect()
@@ -65,6 +64,5 @@ fn npy(bytes: &[u8]) -> Option<Array> {
     } else {
         return None;
     };
-    (header.contains("'fortran_order': False") && values.len() == shape.iter().product::<usize>())
-        .then_some(Array { shape, values })
+    (header.contains("'fortran_order': False") && values.len() == shape.iter().product::<usize>()).then_some(Array { shape, values })
 }

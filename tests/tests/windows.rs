@@ -7,8 +7,7 @@ use burn::record::{BinBytesRecorder, FullPrecisionSettings, NamedMpkBytesRecorde
 use burn::tensor::{DType, Distribution, Tensor, TensorData};
 use burn_flex::Flex;
 use burn_spatial::nn::{
-    AvgPool3dConfig, ConvSpec, MaxPool3dConfig, PaddedConv3dConfig, PaddingMode, PoolSpec, SpecError, padded_conv3d,
-    same_padding,
+    AvgPool3dConfig, ConvSpec, MaxPool3dConfig, PaddedConv3dConfig, PaddingMode, PoolSpec, SpecError, padded_conv3d, same_padding,
 };
 use burn_spatial_tests::fixtures::{cases, run_conv3d, run_pool3d, values};
 
@@ -62,9 +61,7 @@ fn same_padding_with_stride_2_is_0_1_on_even_extents() {
     assert_eq!(convolve(&TO_8, &[1.; 3], 2, (0, 1), PaddingMode::Zeros), [6., 12., 18., 15.]);
     assert_eq!(convolve(&TO_8, &[1.; 3], 2, (1, 1), PaddingMode::Zeros), [3., 9., 15., 21.]);
     let extents = [8, 6, 3];
-    let conv = PaddedConv3dConfig::new([2, 3], [3; 3])
-        .with_stride([2; 3])
-        .with_padding(extents.map(|n| same_padding(n, 3, 2, 1)));
+    let conv = PaddedConv3dConfig::new([2, 3], [3; 3]).with_stride([2; 3]).with_padding(extents.map(|n| same_padding(n, 3, 2, 1)));
     let y = conv.init::<B>(&Default::default()).forward(Tensor::ones([1, 2, 8, 6, 3], &Default::default()));
     assert_eq!(y.dims(), [1, 3, 4, 3, 2]);
 }
@@ -97,13 +94,8 @@ fn periodic_padding_wraps() {
 
 #[test]
 fn pools_by_hand() {
-    let pool = |include| {
-        AvgPool3dConfig::new([1, 1, 3])
-            .with_strides([1, 1, 2])
-            .with_padding([0, 0, 1])
-            .with_count_include_pad(include)
-            .init()
-    };
+    let pool =
+        |include| AvgPool3dConfig::new([1, 1, 3]).with_strides([1, 1, 2]).with_padding([0, 0, 1]).with_count_include_pad(include).init();
     assert_eq!(values(pool(true).forward(row(&TO_8))), [1., 3., 5., 7.]);
     assert_eq!(values(pool(false).forward(row(&TO_8))), [1.5, 3., 5., 7.]);
     let max = MaxPool3dConfig::new([1, 1, 3]).with_strides([1, 1, 2]).with_padding([0, 0, 1]).init();
@@ -114,10 +106,8 @@ fn pools_by_hand() {
 #[test]
 fn a_padded_convolution_is_burns_where_burn_has_it() {
     let device = Default::default();
-    let theirs = Conv3dConfig::new([4, 6], [3; 3])
-        .with_groups(2)
-        .with_padding(burn::nn::PaddingConfig3d::Explicit(1, 1, 1))
-        .init::<B>(&device);
+    let theirs =
+        Conv3dConfig::new([4, 6], [3; 3]).with_groups(2).with_padding(burn::nn::PaddingConfig3d::Explicit(1, 1, 1)).init::<B>(&device);
     let config = PaddedConv3dConfig::new([4, 6], [3; 3]).with_groups(2).with_padding([(1, 1); 3]);
     let x = Tensor::<B, 5>::random([2, 4, 5, 6, 7], Distribution::Default, &device);
     let want = values(theirs.forward(x.clone()));
@@ -129,10 +119,8 @@ fn a_padded_convolution_is_burns_where_burn_has_it() {
     near(values(ours.forward(x.clone())));
     let plain = BinBytesRecorder::<FullPrecisionSettings>::default();
     let bytes = plain.record(ours.into_record(), ()).unwrap();
-    let again = Conv3dConfig::new([4, 6], [3; 3])
-        .with_groups(2)
-        .with_padding(burn::nn::PaddingConfig3d::Explicit(1, 1, 1))
-        .init::<B>(&device);
+    let again =
+        Conv3dConfig::new([4, 6], [3; 3]).with_groups(2).with_padding(burn::nn::PaddingConfig3d::Explicit(1, 1, 1)).init::<B>(&device);
     near(values(again.load_record(plain.load(bytes, &device).unwrap()).forward(x)));
 
     // Burn's default initializer: within 1 / sqrt(fan in).
