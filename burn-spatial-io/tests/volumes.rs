@@ -74,7 +74,7 @@ fn int16_is_exact() {
     assert_eq!(file.read_raw::<i16>(whole(&file)).unwrap(), [-1, 0, 32767]);
     assert_eq!(read(&file, whole(&file), Transform::Identity).unwrap(), [-1.0, 0.0, 32767.0]);
     let counts = read(&file, Hyperslab { start: [0, 0, 1], extent: [1, 1, 2] }, Transform::Log1p).unwrap();
-    assert_eq!(counts, [0.0, 10.397_207_7]);
+    assert_eq!(counts, [0.0, 10.397_207_7f64 as f32]);
     let error = read(&file, whole(&file), Transform::Log1p).unwrap_err();
     assert_eq!(error, DataError::Negative { at: file.at(), position: [0; 4], value: -1.0 });
     assert!(matches!(file.read_raw::<f32>(whole(&file)), Err(DataError::Type { .. })));
@@ -206,7 +206,7 @@ fn files_that_may_not_be_read() {
     lock.lock().unwrap();
     assert!(message(&path).contains("another program writes it"));
     drop(lock);
-    fs::set_permissions(&path, fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
     // The superuser may read anything.
     if fs::File::open(&path).is_err() {
         assert!(message(&path).contains("cannot be opened: Permission denied"));

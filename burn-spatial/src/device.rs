@@ -37,7 +37,7 @@ pub(crate) struct RankContext {
     pub(crate) generator: Generator,
     pub(crate) gradients: Engine,
     /// The thread that runs the program; others may not communicate on its communicators.
-    pub(crate) main: ThreadId,
+    main: ThreadId,
     inner: DeviceId,
     strict: AtomicBool,
     plans: Mutex<HashMap<(Vec<Axis>, Vec<AxisNeed>), Arc<Plan>>>,
@@ -49,6 +49,17 @@ impl RankContext {
         let key = (axes.to_vec(), needs.to_vec());
         let mut plans = self.plans.lock().expect("no panic while a plan is built");
         plans.entry(key).or_insert_with(|| Arc::new(Plan::new(&self.mesh, axes, needs))).clone()
+    }
+
+    /// The mesh, for an operation that communicates: only the rank's own thread may, or messages of two threads would
+    /// be mixed up.
+    pub(crate) fn talking(&self) -> &Mesh {
+        assert!(
+            std::thread::current().id() == self.main,
+            "rank {}: a thread that is not the rank's own would have to communicate. Make tensors full on the rank's thread (to_full(), or into_data()) before they are passed on",
+            self.mesh.rank()
+        );
+        &self.mesh
     }
 
     pub(crate) fn strict(&self) -> bool {
@@ -76,7 +87,10 @@ impl Drop for Registration {
 
 fn lookup(id: u16) -> Arc<RankContext> {
     let ranks = RANKS.read().expect("no panic while ranks are registered");
-    ranks.get(&id).cloned().unwrap_or_else(|| panic!("the rank of this tensor or device has ended with its thread; keep what it computed as data"))
+    ranks
+        .get(&id)
+        .cloned()
+        .unwrap_or_else(|| panic!("the rank of this tensor or device has ended with its thread; keep what it computed as data"))
 }
 
 impl<D: DeviceOps> SpatialDevice<D> {

@@ -11,6 +11,7 @@ use burn_backend::{Backend, DType, TensorData, TensorMetadata};
 use burn_std::Shape;
 
 use crate::comm::{CommError, ReduceOp, Request};
+use crate::device::RankContext;
 use crate::kind::Kind;
 use crate::mesh::{AxisSet, Mesh};
 
@@ -62,14 +63,14 @@ impl<B: Backend, K: Kind<B>> Deferred<B, K> {
     }
 
     /// The sum. Collective over the axes when first called.
-    pub(crate) fn read(&self, mesh: &Mesh, engine: &Engine) -> Result<K::Primitive, CommError> {
+    pub(crate) fn read(&self, context: &RankContext) -> Result<K::Primitive, CommError> {
         if self.queued.load(Ordering::Relaxed) {
-            engine.flush(mesh)?;
+            context.gradients.flush(context.talking())?;
         }
         let mut state = self.state();
         let sum = match &*state {
             State::Done(sum) => return Ok(sum.clone()),
-            State::Partial(partial) => all_reduce::<B, K>(mesh, partial.clone(), self.axes, ReduceOp::Sum, &self.device)?,
+            State::Partial(partial) => all_reduce::<B, K>(context, partial.clone(), self.axes, ReduceOp::Sum, &self.device)?,
             State::Sent => unreachable!("a flush delivers every queued sum"),
         };
         *state = State::Done(sum.clone());
@@ -79,13 +80,16 @@ impl<B: Backend, K: Kind<B>> Deferred<B, K> {
 
 /// Combines a local value over the ranks along `axes`. Collective over them.
 pub(crate) fn all_reduce<B: Backend, K: Kind<B>>(
-    mesh: &Mesh,
+    context: &RankContext,
     value: K::Primitive,
     axes: AxisSet,
     op: ReduceOp,
     device: &B::Device,
 ) -> Result<K::Primitive, CommError> {
-    let Some(comm) = mesh.group(axes) else { return Ok(value) };
+    if context.mesh.group(axes).is_none() {
+        return Ok(value);
+    }
+    let comm = context.talking().group(axes).expect("there are others");
     let (shape, dtype) = (value.shape(), value.dtype());
     let data = K::into_data(value);
     let summed = comm.all_reduce(data.as_bytes().to_vec(), dtype, op)?;

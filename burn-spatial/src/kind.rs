@@ -82,9 +82,45 @@ macro_rules! kind {
     };
 }
 
-kind!(Float, FloatTensorPrimitive, float_from_data, float_into_data, float_zeros, float_reshape, float_permute, float_expand, float_slice, float_slice_assign, float_cat);
-kind!(Int, IntTensorPrimitive, int_from_data, int_into_data, int_zeros, int_reshape, int_permute, int_expand, int_slice, int_slice_assign, int_cat);
-kind!(Bool, BoolTensorPrimitive, bool_from_data, bool_into_data, bool_zeros, bool_reshape, bool_permute, bool_expand, bool_slice, bool_slice_assign, bool_cat);
+kind!(
+    Float,
+    FloatTensorPrimitive,
+    float_from_data,
+    float_into_data,
+    float_zeros,
+    float_reshape,
+    float_permute,
+    float_expand,
+    float_slice,
+    float_slice_assign,
+    float_cat
+);
+kind!(
+    Int,
+    IntTensorPrimitive,
+    int_from_data,
+    int_into_data,
+    int_zeros,
+    int_reshape,
+    int_permute,
+    int_expand,
+    int_slice,
+    int_slice_assign,
+    int_cat
+);
+kind!(
+    Bool,
+    BoolTensorPrimitive,
+    bool_from_data,
+    bool_into_data,
+    bool_zeros,
+    bool_reshape,
+    bool_permute,
+    bool_expand,
+    bool_slice,
+    bool_slice_assign,
+    bool_cat
+);
 
 impl<B: Backend> Numeric<B> for Float {
     fn add(lhs: Self::Primitive, rhs: Self::Primitive) -> Self::Primitive {

@@ -136,11 +136,7 @@ pub fn device_of(local_rank: usize, visible: usize) -> (usize, Option<String>) {
     }
     let device = local_rank % visible;
     let shared = local_rank >= visible;
-    let warning = || {
-        format!(
-            "local rank {local_rank} shares device {device}: its node has more ranks than the {visible} devices it sees"
-        )
-    };
+    let warning = || format!("local rank {local_rank} shares device {device}: its node has more ranks than the {visible} devices it sees");
     (device, shared.then(warning))
 }
 
@@ -189,10 +185,7 @@ mod tests {
         let devices: Vec<_> = (0..4).map(|rank| device_of(rank, 2)).collect();
         assert_eq!(devices.iter().map(|d| d.0).collect::<Vec<_>>(), [0, 1, 0, 1]);
         assert_eq!(devices.iter().map(|d| d.1.is_some()).collect::<Vec<_>>(), [false, false, true, true]);
-        assert_eq!(
-            devices[2].1.as_deref(),
-            Some("local rank 2 shares device 0: its node has more ranks than the 2 devices it sees")
-        );
+        assert_eq!(devices[2].1.as_deref(), Some("local rank 2 shares device 0: its node has more ranks than the 2 devices it sees"));
         assert!(device_of(0, 0).1.is_some());
     }
 }

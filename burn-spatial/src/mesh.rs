@@ -135,8 +135,7 @@ impl FromStr for Grid {
 
     fn from_str(text: &str) -> Result<Self, MeshError> {
         let bad = || MeshError::Parse { text: text.to_owned() };
-        let sizes: Vec<usize> =
-            text.split('x').map(|part| part.trim().parse().map_err(|_| bad())).collect::<Result<_, _>>()?;
+        let sizes: Vec<usize> = text.split('x').map(|part| part.trim().parse().map_err(|_| bad())).collect::<Result<_, _>>()?;
         let sizes: [usize; 4] = sizes.try_into().map_err(|_| bad())?;
         if sizes.contains(&0) || sizes.iter().try_fold(1usize, |n, s| n.checked_mul(*s)).is_none() {
             return Err(bad());
@@ -149,9 +148,7 @@ impl FromStr for Grid {
 #[derive(Debug, thiserror::Error)]
 pub enum MeshError {
     /// Not a grid.
-    #[error(
-        "'{text}' is not a grid: write the ranks along data, depth, height and width as four numbers from 1, as in 2x1x2x2"
-    )]
+    #[error("'{text}' is not a grid: write the ranks along data, depth, height and width as four numbers from 1, as in 2x1x2x2")]
     Parse {
         /// What was given.
         text: String,
@@ -259,15 +256,11 @@ mod tests {
         assert_eq!(grid.to_string(), "2x1x3x4");
         assert_eq!(grid.ranks(), 24);
         assert_eq!(" 1 x1x1x 2".parse::<Grid>().unwrap(), Grid([1, 1, 1, 2]));
-        for bad in
-            ["", "2", "2x2x2", "1x1x1x1x1", "0x1x1x1", "1x-1x1x1", "axbxcxd", "1X1X1X1", "9999999999x9999999999x1x1"]
-        {
+        for bad in ["", "2", "2x2x2", "1x1x1x1x1", "0x1x1x1", "1x-1x1x1", "axbxcxd", "1X1X1X1", "9999999999x9999999999x1x1"] {
             let message = bad.parse::<Grid>().unwrap_err().to_string();
             assert_eq!(
                 message,
-                format!(
-                    "'{bad}' is not a grid: write the ranks along data, depth, height and width as four numbers from 1, as in 2x1x2x2"
-                )
+                format!("'{bad}' is not a grid: write the ranks along data, depth, height and width as four numbers from 1, as in 2x1x2x2")
             );
         }
     }
@@ -286,10 +279,7 @@ mod tests {
     fn a_grid_of_another_size_shows_the_arithmetic() {
         let comm = crate::comm::threads::world(6).remove(0);
         let message = Mesh::new(comm, Grid([2, 1, 2, 2])).unwrap_err().to_string();
-        assert_eq!(
-            message,
-            "grid 2x1x2x2 needs 2 x 1 x 2 x 2 = 8 ranks, but 6 were started: start 8 ranks or change the grid"
-        );
+        assert_eq!(message, "grid 2x1x2x2 needs 2 x 1 x 2 x 2 = 8 ranks, but 6 were started: start 8 ranks or change the grid");
     }
 
     #[test]

@@ -223,9 +223,7 @@ mod tests {
         for rank in 0..grid.ranks() {
             let coords = grid.coords(rank);
             let block = draw.block(&layout, coords, DType::F32).to_vec::<f32>().unwrap();
-            let owned: Vec<(usize, usize)> = (0..5)
-                .map(|d| layout.dim(d).first().map_or((0, 1), |a| a.owned(coords)))
-                .collect();
+            let owned: Vec<(usize, usize)> = (0..5).map(|d| layout.dim(d).first().map_or((0, 1), |a| a.owned(coords))).collect();
             let mut at = 0;
             for n in owned[0].0..owned[0].1 {
                 for c in 0..3 {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use burn_backend::{Backend, DType, TensorData, TensorMetadata};
+use burn_backend::{Backend, DType, TensorMetadata};
 use burn_std::Shape;
 
 use crate::comm::CommError;
@@ -144,24 +144,12 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
             Value::Local(local, _) => (local, layout),
             Value::Deferred(deferred, _) => {
                 let context = self.device.context();
-                (communicated(deferred.read(&context.mesh, &context.gradients)), layout)
+                (communicated(deferred.read(&context)), layout)
             }
             Value::Random(draw) => {
                 let coords = self.device.context().mesh.coords();
                 let data = draw.block(&layout, coords, self.dtype);
                 (K::from_data(data, self.device.inner_device()), layout)
-            }
-        }
-    }
-
-    /// [`SpatialTensor::settle`] as a tensor.
-    pub(crate) fn settled(self) -> Self {
-        match self.value {
-            Value::Local(..) => self,
-            _ => {
-                let device = self.device.clone();
-                let (local, layout) = self.settle();
-                Self::new(local, layout, device)
             }
         }
     }
@@ -207,10 +195,5 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
             }
         }
         self.to_full().settle().0
-    }
-
-    /// The whole tensor as data. Collective where it is split or a sum is pending.
-    pub(crate) fn whole_data(self) -> TensorData {
-        K::into_data(self.to_full().settle().0)
     }
 }

@@ -36,8 +36,7 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds, in the order of the table.
-    pub const ALL: [Kind; 6] =
-        [Kind::PointToPoint, Kind::AllReduce, Kind::AllGather, Kind::Gather, Kind::Broadcast, Kind::Barrier];
+    pub const ALL: [Kind; 6] = [Kind::PointToPoint, Kind::AllReduce, Kind::AllGather, Kind::Gather, Kind::Broadcast, Kind::Barrier];
 
     /// The name used in tables and errors.
     pub const fn name(self) -> &'static str {

@@ -85,9 +85,7 @@ pub enum CommError {
         missing: Vec<usize>,
     },
     /// Ranks of a group called different operations, or the same one with other lengths or types.
-    #[error(
-        "rank {rank} is in {op}, but rank {other} in {other_op}; do all ranks run the same program on the same shapes?"
-    )]
+    #[error("rank {rank} is in {op}, but rank {other} in {other_op}; do all ranks run the same program on the same shapes?")]
     Mismatch {
         /// The rank that noticed.
         rank: usize,

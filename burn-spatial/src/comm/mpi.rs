@@ -35,10 +35,7 @@ use std::time::{Duration, Instant};
 use burn_std::{BoolStore, DType};
 use mpi::ffi;
 
-use super::{
-    Comm, CommCounters, CommError, Communicator, Kind, ReduceOp, Request, Signature, env_number, reduce,
-    timeout_from_env,
-};
+use super::{Comm, CommCounters, CommError, Communicator, Kind, ReduceOp, Request, Signature, env_number, reduce, timeout_from_env};
 
 /// Up to this many bytes an all-reduce sends whole buffers.
 pub const DIRECT: usize = 16 << 10;
@@ -152,9 +149,7 @@ pub fn local_rank() -> Option<usize> {
 
 fn local_rank_of(world: ffi::MPI_Comm, rank: usize) -> Result<usize, CommError> {
     let mut node = unsafe { ffi::RSMPI_COMM_NULL };
-    let rc = unsafe {
-        ffi::MPI_Comm_split_type(world, ffi::RSMPI_COMM_TYPE_SHARED, rank as i32, ffi::RSMPI_INFO_NULL, &mut node)
-    };
+    let rc = unsafe { ffi::MPI_Comm_split_type(world, ffi::RSMPI_COMM_TYPE_SHARED, rank as i32, ffi::RSMPI_INFO_NULL, &mut node) };
     check(rank, "MPI_Comm_split_type", rc)?;
     let mut local = 0;
     check(rank, "MPI_Comm_rank", unsafe { ffi::MPI_Comm_rank(node, &mut local) })?;
@@ -170,8 +165,7 @@ fn foreign_launcher(size: usize, env: impl Fn(&str) -> Option<String>) -> Option
         return None;
     }
     let read = |name: &'static str| Some((name, env(name)?.trim().parse::<usize>().ok()?));
-    let by_mpi =
-        ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"].into_iter().filter_map(read).max_by_key(|v| v.1);
+    let by_mpi = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"].into_iter().filter_map(read).max_by_key(|v| v.1);
     by_mpi.or_else(|| read("SLURM_STEP_NUM_TASKS")).filter(|(_, started)| *started > 1)
 }
 
@@ -754,8 +748,7 @@ impl Incoming {
             if len > inline {
                 // SAFETY: the same room; `data` or the owner of `place` lives as long as this.
                 let rest = unsafe { start.add(inline) };
-                self.body =
-                    Some(unsafe { Transfer::start(group, group.own, self.from, tag, rest, len - inline, true)? });
+                self.body = Some(unsafe { Transfer::start(group, group.own, self.from, tag, rest, len - inline, true)? });
             } else if self.place.is_none() {
                 // SAFETY: all len bytes were in the first message.
                 unsafe { self.data.set_len(len) };
@@ -960,14 +953,7 @@ impl MpiComm {
     }
 
     /// Starts a message of `len` bytes to or from `buffer`, which has room for them.
-    fn message(
-        &self,
-        peer: usize,
-        tag: u16,
-        mut buffer: Vec<u8>,
-        len: usize,
-        receive: bool,
-    ) -> Result<Box<dyn Request>, CommError> {
+    fn message(&self, peer: usize, tag: u16, mut buffer: Vec<u8>, len: usize, receive: bool) -> Result<Box<dyn Request>, CommError> {
         let group = &self.group;
         // SAFETY: the bytes move with the transfer into an operation of the engine, or are leaked.
         let transfer = unsafe { Transfer::start(group, group.user, peer, tag, buffer.as_mut_ptr(), len, receive) };
@@ -1159,9 +1145,7 @@ mod tests {
 
     #[test]
     fn a_foreign_launcher_is_noticed() {
-        let env = |pairs: &'static [(&str, &str)]| {
-            move |name: &str| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string())
-        };
+        let env = |pairs: &'static [(&str, &str)]| move |name: &str| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string());
         assert_eq!(foreign_launcher(1, env(&[("PMI_SIZE", "4")])), Some(("PMI_SIZE", 4)));
         assert_eq!(foreign_launcher(1, env(&[("OMPI_COMM_WORLD_SIZE", "2")])), Some(("OMPI_COMM_WORLD_SIZE", 2)));
         assert_eq!(foreign_launcher(1, env(&[("SLURM_STEP_NUM_TASKS", "8")])), Some(("SLURM_STEP_NUM_TASKS", 8)));

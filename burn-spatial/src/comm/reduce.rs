@@ -128,12 +128,7 @@ fn fold<T: Element<N>, const N: usize>(out: &mut [u8], own: usize, others: &[&[u
 }
 
 #[inline(always)]
-fn fold_with<T: Element<N>, const N: usize>(
-    out: &mut [u8],
-    own: usize,
-    others: &[&[u8]],
-    f: impl Fn(T::Acc, T::Acc) -> T::Acc,
-) {
+fn fold_with<T: Element<N>, const N: usize>(out: &mut [u8], own: usize, others: &[&[u8]], f: impl Fn(T::Acc, T::Acc) -> T::Acc) {
     if others.is_empty() {
         return;
     }

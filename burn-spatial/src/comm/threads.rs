@@ -12,9 +12,7 @@ use std::time::{Duration, Instant};
 
 use burn_std::DType;
 
-use super::{
-    Comm, CommCounters, CommError, Communicator, Kind, ReduceOp, Request, Signature, reduce, timeout_from_env,
-};
+use super::{Comm, CommCounters, CommError, Communicator, Kind, ReduceOp, Request, Signature, reduce, timeout_from_env};
 
 /// The communicators of `n` thread ranks, in rank order. Hand one to each thread.
 ///
@@ -27,9 +25,7 @@ pub fn world(n: usize) -> Vec<Comm> {
 pub(crate) fn build(n: usize, timeout: Option<Duration>) -> (Arc<World>, Vec<Comm>) {
     let world = Arc::new(World { timeout, poison: OnceLock::new(), groups: Mutex::default() });
     let group = Group::new(&world, (0..n).collect());
-    let comm = |rank| -> Comm {
-        Arc::new(ThreadComm { group: group.clone(), rank, seq: AtomicU64::new(0), counters: Arc::default() })
-    };
+    let comm = |rank| -> Comm { Arc::new(ThreadComm { group: group.clone(), rank, seq: AtomicU64::new(0), counters: Arc::default() }) };
     let comms = (0..n).map(comm).collect();
     (world, comms)
 }
@@ -555,8 +551,7 @@ mod tests {
                 assert_eq!(waiter.join().unwrap().to_string(), "rank 0 failed: the disk is full");
             }
         });
-        let poisoned =
-            |result: Result<(), CommError>| assert!(matches!(result, Err(CommError::Poisoned { rank: 0, .. })));
+        let poisoned = |result: Result<(), CommError>| assert!(matches!(result, Err(CommError::Poisoned { rank: 0, .. })));
         poisoned(comms[2].barrier());
         poisoned(comms[2].start_send(0, 0, vec![]).map(drop));
         poisoned(comms[2].start_all_reduce(vec![], DType::F32, ReduceOp::Sum).map(drop));

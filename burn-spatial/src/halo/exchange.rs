@@ -14,12 +14,7 @@ const FORWARD: u16 = 1;
 const REVERSE: u16 = 2;
 
 fn slices(region: &Region) -> Vec<Slice> {
-    region
-        .start
-        .iter()
-        .zip(&region.length)
-        .map(|(start, length)| Slice::new(*start as isize, Some((start + length) as isize), 1))
-        .collect()
+    region.start.iter().zip(&region.length).map(|(start, length)| Slice::new(*start as isize, Some((start + length) as isize), 1)).collect()
 }
 
 fn pack<B: Backend, K: Kind<B>>(block: &K::Primitive, message: &Message) -> Vec<u8> {
@@ -61,7 +56,12 @@ fn unpack<B: Backend, K: Kind<B>>(
 }
 
 /// From this rank's own block to the block it needs. Collective over the plan's group.
-pub fn exchange<B: Backend, K: Kind<B>>(mesh: &Mesh, plan: &Plan, own: K::Primitive, device: &B::Device) -> Result<K::Primitive, CommError> {
+pub fn exchange<B: Backend, K: Kind<B>>(
+    mesh: &Mesh,
+    plan: &Plan,
+    own: K::Primitive,
+    device: &B::Device,
+) -> Result<K::Primitive, CommError> {
     if plan.is_identity() {
         return Ok(own);
     }

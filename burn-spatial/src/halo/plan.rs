@@ -33,10 +33,9 @@ impl AxisNeed {
     pub fn of(axis: &Axis) -> AxisNeed {
         match axis.as_split() {
             None => AxisNeed::whole(axis.extent),
-            Some((mesh, offsets)) => AxisNeed {
-                mesh: Some(mesh),
-                by_coord: offsets.windows(2).map(|o| vec![Piece { start: o[0], end: o[1], at: 0 }]).collect(),
-            },
+            Some((mesh, offsets)) => {
+                AxisNeed { mesh: Some(mesh), by_coord: offsets.windows(2).map(|o| vec![Piece { start: o[0], end: o[1], at: 0 }]).collect() }
+            }
         }
     }
 

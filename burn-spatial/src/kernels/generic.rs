@@ -69,12 +69,7 @@ pub fn conv3d<B: Backend>(
 }
 
 /// See [`conv3d_data_grad`](super::conv3d_data_grad).
-pub fn conv3d_data_grad<B: Backend>(
-    grad: FloatTensor<B>,
-    weight: FloatTensor<B>,
-    window: &Window,
-    groups: usize,
-) -> FloatTensor<B> {
+pub fn conv3d_data_grad<B: Backend>(grad: FloatTensor<B>, weight: FloatTensor<B>, window: &Window, groups: usize) -> FloatTensor<B> {
     let shape = Shape::from(with_extents(grad.shape()[0], weight.shape()[1] * groups, window.map(|a| a.span())));
     // Only its shape is read.
     let x = B::float_empty(shape, &B::float_device(&grad), grad.dtype().into());
@@ -114,11 +109,7 @@ pub fn max_pool3d<B: Backend>(
         let mut slices = [Slice::full(); 5];
         for (i, axis) in window.iter().enumerate() {
             let start = t[i] * axis.dilation;
-            slices[2 + i] = Slice::new(
-                start as isize,
-                Some((start + (axis.output - 1) * axis.stride + 1) as isize),
-                axis.stride as isize,
-            );
+            slices[2 + i] = Slice::new(start as isize, Some((start + (axis.output - 1) * axis.stride + 1) as isize), axis.stride as isize);
         }
         let value = B::float_slice(x.clone(), &slices);
         let at = TensorData::new(positions(window, t, origin, volume), Shape::from(with_extents(1, 1, extents)));
@@ -218,15 +209,10 @@ fn divided<B: Backend>(sums: FloatTensor<B>, window: &Window, count: Count) -> F
             B::float_mul_scalar(sums, Scalar::Float(1.0 / taps as f64))
         }
         Count::Inside => {
-            let [d, h, w] =
-                [0, 1, 2].map(|i| (0..window[i].output).map(|o| taps_inside(&window[i], o).max(1)).collect::<Vec<_>>());
-            let scales: Vec<f64> = d
-                .iter()
-                .flat_map(|d| h.iter().map(move |h| d * h))
-                .flat_map(|dh| w.iter().map(move |w| 1.0 / (dh * w) as f64))
-                .collect();
-            let data =
-                TensorData::new(scales, Shape::from(with_extents(1, 1, outputs(window)))).convert_dtype(sums.dtype());
+            let [d, h, w] = [0, 1, 2].map(|i| (0..window[i].output).map(|o| taps_inside(&window[i], o).max(1)).collect::<Vec<_>>());
+            let scales: Vec<f64> =
+                d.iter().flat_map(|d| h.iter().map(move |h| d * h)).flat_map(|dh| w.iter().map(move |w| 1.0 / (dh * w) as f64)).collect();
+            let data = TensorData::new(scales, Shape::from(with_extents(1, 1, outputs(window)))).convert_dtype(sums.dtype());
             let scales = B::float_from_data(data, &B::float_device(&sums));
             B::float_mul(sums, scales)
         }

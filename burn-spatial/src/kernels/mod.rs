@@ -126,12 +126,7 @@ pub fn conv3d<B: Backend>(
 }
 
 /// The gradient of [`conv3d`]'s x: grad `[N, Cout, out..]` -> `[N, Cin, in..]`.
-pub fn conv3d_data_grad<B: Backend>(
-    grad: FloatTensor<B>,
-    weight: FloatTensor<B>,
-    window: &Window,
-    groups: usize,
-) -> FloatTensor<B> {
+pub fn conv3d_data_grad<B: Backend>(grad: FloatTensor<B>, weight: FloatTensor<B>, window: &Window, groups: usize) -> FloatTensor<B> {
     let Some((fg, fw)) = flex_pair(&grad, &weight) else {
         return generic::conv3d_data_grad::<B>(grad, weight, window, groups);
     };
@@ -188,10 +183,7 @@ pub fn max_pool3d_grad<B: Backend>(
     origin: [isize; 3],
     volume: [usize; 3],
 ) -> FloatTensor<B> {
-    let at = (&indices as &dyn Any)
-        .downcast_ref::<FlexTensor>()
-        .filter(|i| i.dtype() == DType::I64)
-        .map(FlexTensor::to_contiguous);
+    let at = (&indices as &dyn Any).downcast_ref::<FlexTensor>().filter(|i| i.dtype() == DType::I64).map(FlexTensor::to_contiguous);
     let (Some(fg), Some(at)) = (flex(&grad), at) else {
         return generic::max_pool3d_grad::<B>(grad, indices, window, origin, volume);
     };

@@ -81,7 +81,7 @@ pub(crate) fn refine(a: &[Axis], b: &[Axis]) -> Option<(Vec<Axis>, Vec<Axis>)> {
         if smaller == 0 || x.extent % smaller != 0 || y.extent % smaller != 0 {
             return None;
         }
-        let mut take = |axis: Axis, rest: &mut Vec<Axis>, out: &mut Vec<Axis>| {
+        let take = |axis: Axis, rest: &mut Vec<Axis>, out: &mut Vec<Axis>| {
             if axis.extent == smaller {
                 out.push(axis);
             } else {

@@ -11,6 +11,15 @@ use crate::mesh::AxisSet;
 pub fn unify(operands: &[&Layout]) -> (Vec<Layout>, Layout) {
     let rank = operands.iter().map(|l| l.rank()).max().unwrap_or(0);
     debug_assert!(operands.iter().all(|l| l.rank() == rank), "operands have one rank");
+    // Which dimension each mesh axis splits: the first operand that splits over it decides.
+    let mut claims = [None; 4];
+    for layout in operands {
+        for dim in 0..rank {
+            for (mesh, _) in layout.dim(dim).iter().filter_map(Axis::as_split) {
+                claims[mesh.index()].get_or_insert(dim);
+            }
+        }
+    }
     let mut used = AxisSet::EMPTY;
     let mut out = Vec::with_capacity(rank);
     for dim in 0..rank {
@@ -19,7 +28,7 @@ pub fn unify(operands: &[&Layout]) -> (Vec<Layout>, Layout) {
         let mut merged = merge(candidates, extent);
         for axis in &mut merged {
             if let Some((mesh, _)) = axis.as_split() {
-                if used.contains(mesh) {
+                if used.contains(mesh) || claims[mesh.index()] != Some(dim) {
                     axis.storage = Storage::Full;
                 } else {
                     used = used.with(mesh);
@@ -31,9 +40,7 @@ pub fn unify(operands: &[&Layout]) -> (Vec<Layout>, Layout) {
     let wanted = operands
         .iter()
         .map(|layout| {
-            let dims = (0..rank).map(|dim| {
-                if layout.is_uniform_dim(dim) { layout.dim(dim).to_vec() } else { out[dim].clone() }
-            });
+            let dims = (0..rank).map(|dim| if layout.is_uniform_dim(dim) { layout.dim(dim).to_vec() } else { out[dim].clone() });
             Layout::new(dims.collect())
         })
         .collect();
@@ -88,7 +95,8 @@ mod tests {
         let b = Layout::full(&[8, 8]).with_dim(1, vec![Axis::split(MeshAxis::Depth, vec![0, 4, 8])]);
         let (wanted, out) = unify(&[&a, &b]);
         assert_eq!(out, a);
-        assert_eq!(wanted, [a.clone(), a]);
+        assert_eq!(wanted, [a.clone(), a.clone()]);
+        assert_eq!(unify(&[&b, &a]).1, b);
     }
 
     #[test]

@@ -118,21 +118,11 @@ impl<B: WindowBackend, C: CheckpointStrategy> WindowBackend for Autodiff<B, C> {
         }
     }
 
-    fn conv3d_padded_x_grad(
-        _: &B::Placement,
-        _: FloatTensor<Self>,
-        _: FloatTensor<Self>,
-        _: &ConvSpec,
-    ) -> FloatTensor<Self> {
+    fn conv3d_padded_x_grad(_: &B::Placement, _: FloatTensor<Self>, _: FloatTensor<Self>, _: &ConvSpec) -> FloatTensor<Self> {
         panic!("the gradient of a convolution's input cannot be differentiated again")
     }
 
-    fn conv3d_padded_weight_grad(
-        _: FloatTensor<Self>,
-        _: FloatTensor<Self>,
-        _: [usize; 5],
-        _: &ConvSpec,
-    ) -> FloatTensor<Self> {
+    fn conv3d_padded_weight_grad(_: FloatTensor<Self>, _: FloatTensor<Self>, _: [usize; 5], _: &ConvSpec) -> FloatTensor<Self> {
         panic!("the gradient of a convolution's weight cannot be differentiated again")
     }
 
@@ -160,9 +150,7 @@ impl<B: WindowBackend, C: CheckpointStrategy> WindowBackend for Autodiff<B, C> {
 
     fn avg_pool3d(x: FloatTensor<Self>, spec: &PoolSpec) -> FloatTensor<Self> {
         match AvgPool.prepare::<C>([x.node.clone()]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                prep.finish((B::placement(&x.primitive), *spec), B::avg_pool3d(x.primitive, spec))
-            }
+            OpsKind::Tracked(prep) => prep.finish((B::placement(&x.primitive), *spec), B::avg_pool3d(x.primitive, spec)),
             OpsKind::UnTracked(prep) => prep.finish(B::avg_pool3d(x.primitive, spec)),
         }
     }

@@ -12,12 +12,7 @@ use super::{ConvSpec, PaddingMode, WindowBackend};
 ///
 /// # Panics
 /// If the spec does not fit the shapes; see [`SpecError`](super::SpecError).
-pub fn padded_conv3d<B: WindowBackend>(
-    x: Tensor<B, 5>,
-    weight: Tensor<B, 5>,
-    bias: Option<Tensor<B, 1>>,
-    spec: &ConvSpec,
-) -> Tensor<B, 5> {
+pub fn padded_conv3d<B: WindowBackend>(x: Tensor<B, 5>, weight: Tensor<B, 5>, bias: Option<Tensor<B, 1>>, spec: &ConvSpec) -> Tensor<B, 5> {
     spec.window(x.dims(), weight.dims()).unwrap_or_else(|e| panic!("padded_conv3d: {e}"));
     let bias = bias.map(|b| b.into_primitive().tensor());
     let out = B::conv3d_padded(x.into_primitive().tensor(), weight.into_primitive().tensor(), bias, spec);

@@ -45,12 +45,7 @@ macro_rules! plain_window_backend {
             fn max_pool3d(x: FloatTensor<Self>, spec: &PoolSpec) -> (FloatTensor<Self>, IntTensor<Self>) {
                 self::max_pool3d::<Self>(x, spec)
             }
-            fn max_pool3d_grad(
-                x: &[usize; 5],
-                grad: FloatTensor<Self>,
-                indices: IntTensor<Self>,
-                spec: &PoolSpec,
-            ) -> FloatTensor<Self> {
+            fn max_pool3d_grad(x: &[usize; 5], grad: FloatTensor<Self>, indices: IntTensor<Self>, spec: &PoolSpec) -> FloatTensor<Self> {
                 self::max_pool3d_grad::<Self>(*x, grad, indices, spec)
             }
             fn avg_pool3d(x: FloatTensor<Self>, spec: &PoolSpec) -> FloatTensor<Self> {
@@ -64,6 +59,8 @@ macro_rules! plain_window_backend {
 }
 
 plain_window_backend!(burn_flex::Flex);
+#[cfg(feature = "cuda")]
+plain_window_backend!(burn_cuda::Cuda);
 
 fn conv_window(x: [usize; 5], weight: [usize; 5], spec: &ConvSpec) -> Window {
     spec.window(x, weight).unwrap_or_else(|e| panic!("{e}"))
@@ -130,28 +127,16 @@ pub fn fold<B: Backend>(grad: FloatTensor<B>, padding: [(usize, usize); 3]) -> F
 }
 
 /// See [`WindowBackend::conv3d_padded`](super::WindowBackend::conv3d_padded).
-pub fn conv3d<B: Backend>(
-    x: FloatTensor<B>,
-    weight: FloatTensor<B>,
-    bias: Option<FloatTensor<B>>,
-    spec: &ConvSpec,
-) -> FloatTensor<B> {
+pub fn conv3d<B: Backend>(x: FloatTensor<B>, weight: FloatTensor<B>, bias: Option<FloatTensor<B>>, spec: &ConvSpec) -> FloatTensor<B> {
     let window = conv_window(x.shape().dims(), weight.shape().dims(), spec);
     match spec.mode {
         PaddingMode::Zeros => kernels::conv3d::<B>(x, weight, bias, &window, spec.groups),
-        PaddingMode::Periodic => {
-            kernels::conv3d::<B>(wrap::<B>(x, spec.padding), weight, bias, &wrapped(window, spec), spec.groups)
-        }
+        PaddingMode::Periodic => kernels::conv3d::<B>(wrap::<B>(x, spec.padding), weight, bias, &wrapped(window, spec), spec.groups),
     }
 }
 
 /// See [`WindowBackend::conv3d_padded_x_grad`](super::WindowBackend::conv3d_padded_x_grad).
-pub fn conv3d_x_grad<B: Backend>(
-    x: [usize; 5],
-    weight: FloatTensor<B>,
-    grad: FloatTensor<B>,
-    spec: &ConvSpec,
-) -> FloatTensor<B> {
+pub fn conv3d_x_grad<B: Backend>(x: [usize; 5], weight: FloatTensor<B>, grad: FloatTensor<B>, spec: &ConvSpec) -> FloatTensor<B> {
     let window = conv_window(x, weight.shape().dims(), spec);
     match spec.mode {
         PaddingMode::Zeros => kernels::conv3d_data_grad::<B>(grad, weight, &window, spec.groups),
@@ -172,13 +157,9 @@ pub fn conv3d_weight_grad<B: Backend>(
     let window = conv_window(x.shape().dims(), weight_shape, spec);
     match spec.mode {
         PaddingMode::Zeros => kernels::conv3d_weight_grad::<B>(x, grad, weight_shape, &window, spec.groups),
-        PaddingMode::Periodic => kernels::conv3d_weight_grad::<B>(
-            wrap::<B>(x, spec.padding),
-            grad,
-            weight_shape,
-            &wrapped(window, spec),
-            spec.groups,
-        ),
+        PaddingMode::Periodic => {
+            kernels::conv3d_weight_grad::<B>(wrap::<B>(x, spec.padding), grad, weight_shape, &wrapped(window, spec), spec.groups)
+        }
     }
 }
 
@@ -196,12 +177,7 @@ pub fn max_pool3d<B: Backend>(x: FloatTensor<B>, spec: &PoolSpec) -> (FloatTenso
 }
 
 /// See [`WindowBackend::max_pool3d_grad`](super::WindowBackend::max_pool3d_grad).
-pub fn max_pool3d_grad<B: Backend>(
-    x: [usize; 5],
-    grad: FloatTensor<B>,
-    indices: IntTensor<B>,
-    spec: &PoolSpec,
-) -> FloatTensor<B> {
+pub fn max_pool3d_grad<B: Backend>(x: [usize; 5], grad: FloatTensor<B>, indices: IntTensor<B>, spec: &PoolSpec) -> FloatTensor<B> {
     let window = pool_window(x, spec);
     kernels::max_pool3d_grad::<B>(grad, indices, &window, [0; 3], window.map(|a| a.input))
 }

@@ -124,12 +124,7 @@ impl AvgPool3dConfig {
 
 impl AvgPool3d {
     fn spec(&self) -> PoolSpec {
-        PoolSpec {
-            kernel: self.kernel_size,
-            stride: self.stride,
-            padding: self.padding,
-            count_include_pad: self.count_include_pad,
-        }
+        PoolSpec { kernel: self.kernel_size, stride: self.stride, padding: self.padding, count_include_pad: self.count_include_pad }
     }
 
     /// `[N, C, D, H, W]` -> `[N, C, out..]` with out = floor((in + 2 padding - kernel) / stride) + 1.

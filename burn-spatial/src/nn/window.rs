@@ -125,14 +125,7 @@ fn nonzero(what: &'static str, got: &[usize]) -> Result<(), SpecError> {
 }
 
 /// One axis: floor((input + padding - span) / stride) + 1 outputs.
-fn axis(
-    i: usize,
-    input: usize,
-    kernel: usize,
-    stride: usize,
-    dilation: usize,
-    (lo, hi): (usize, usize),
-) -> Result<WindowAxis, SpecError> {
+fn axis(i: usize, input: usize, kernel: usize, stride: usize, dilation: usize, (lo, hi): (usize, usize)) -> Result<WindowAxis, SpecError> {
     let (span, padded) = ((kernel - 1) * dilation + 1, input + lo + hi);
     let Some(room) = padded.checked_sub(span) else {
         return Err(SpecError::KernelTooLarge { axis: AXES[i], span, padded, input });
@@ -232,12 +225,7 @@ pub trait WindowBackend: Backend {
     ) -> FloatTensor<Self>;
 
     /// The gradient of the convolution's x.
-    fn conv3d_padded_x_grad(
-        x: &Self::Placement,
-        weight: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
-        spec: &ConvSpec,
-    ) -> FloatTensor<Self>;
+    fn conv3d_padded_x_grad(x: &Self::Placement, weight: FloatTensor<Self>, grad: FloatTensor<Self>, spec: &ConvSpec) -> FloatTensor<Self>;
 
     /// The gradient of the convolution's weight.
     fn conv3d_padded_weight_grad(
@@ -255,12 +243,7 @@ pub trait WindowBackend: Backend {
     fn max_pool3d(x: FloatTensor<Self>, spec: &PoolSpec) -> (FloatTensor<Self>, IntTensor<Self>);
 
     /// The gradient of the maximum's x.
-    fn max_pool3d_grad(
-        x: &Self::Placement,
-        grad: FloatTensor<Self>,
-        indices: IntTensor<Self>,
-        spec: &PoolSpec,
-    ) -> FloatTensor<Self>;
+    fn max_pool3d_grad(x: &Self::Placement, grad: FloatTensor<Self>, indices: IntTensor<Self>, spec: &PoolSpec) -> FloatTensor<Self>;
 
     /// The means `[N, C, out..]`.
     fn avg_pool3d(x: FloatTensor<Self>, spec: &PoolSpec) -> FloatTensor<Self>;

@@ -1,8 +1,8 @@
 //! Float tensors.
 
 use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
-use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
 use burn_backend::tensor::IndexingUpdateOp;
+use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, Distribution, ExecutionError, Scalar, TensorData, TensorMetadata, get_device_settings};
 use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
@@ -77,11 +77,21 @@ fn times<B: Backend>(t: FloatTensor<B>, n: usize) -> FloatTensor<B> {
     B::float_mul_scalar(t, (n as f64).into())
 }
 
-fn largest<B: Backend>(tensor: FloatTensor<Spatial<B>>, dim: usize, dtype: IntDType, op: &'static str) -> (FloatTensor<Spatial<B>>, IntTensor<Spatial<B>>) {
+fn largest<B: Backend>(
+    tensor: FloatTensor<Spatial<B>>,
+    dim: usize,
+    dtype: IntDType,
+    op: &'static str,
+) -> (FloatTensor<Spatial<B>>, IntTensor<Spatial<B>>) {
     extreme::<B, Float>(tensor, dim, op, ReduceOp::Max, |t| B::float_max_dim_with_indices(t, dim, dtype), candidates::<B>)
 }
 
-fn smallest<B: Backend>(tensor: FloatTensor<Spatial<B>>, dim: usize, dtype: IntDType, op: &'static str) -> (FloatTensor<Spatial<B>>, IntTensor<Spatial<B>>) {
+fn smallest<B: Backend>(
+    tensor: FloatTensor<Spatial<B>>,
+    dim: usize,
+    dtype: IntDType,
+    op: &'static str,
+) -> (FloatTensor<Spatial<B>>, IntTensor<Spatial<B>>) {
     extreme::<B, Float>(tensor, dim, op, ReduceOp::Min, |t| B::float_min_dim_with_indices(t, dim, dtype), candidates::<B>)
 }
 
@@ -155,21 +165,56 @@ impl<B: Backend> FloatTensorOps<Self> for Spatial<B> {
     binary!(float_sub, float_mul, float_div, float_remainder, float_powf, float_atan2);
 
     unary!(
-        float_recip, float_exp, float_log, float_log1p, float_sqrt, float_abs, float_cos, float_sin, float_tan, float_cosh, float_sinh,
-        float_tanh, float_acos, float_acosh, float_asin, float_asinh, float_atan, float_atanh, float_round, float_floor, float_ceil,
-        float_trunc, float_erf, float_sign,
+        float_recip,
+        float_exp,
+        float_log,
+        float_log1p,
+        float_sqrt,
+        float_abs,
+        float_cos,
+        float_sin,
+        float_tan,
+        float_cosh,
+        float_sinh,
+        float_tanh,
+        float_acos,
+        float_acosh,
+        float_asin,
+        float_asinh,
+        float_atan,
+        float_atanh,
+        float_round,
+        float_floor,
+        float_ceil,
+        float_trunc,
+        float_erf,
+        float_sign,
     );
 
     scalar!(
-        float_add_scalar(rhs), float_sub_scalar(rhs), float_mul_scalar(rhs), float_div_scalar(rhs), float_remainder_scalar(rhs),
-        float_clamp_min(min), float_clamp_max(max), float_clamp(min, max), float_powi_scalar(rhs), float_powi_scalar_impl(rhs),
-        float_powf_scalar(value), float_powf_scalar_impl(value),
+        float_add_scalar(rhs),
+        float_sub_scalar(rhs),
+        float_mul_scalar(rhs),
+        float_div_scalar(rhs),
+        float_remainder_scalar(rhs),
+        float_clamp_min(min),
+        float_clamp_max(max),
+        float_clamp(min, max),
+        float_powi_scalar(rhs),
+        float_powi_scalar_impl(rhs),
+        float_powf_scalar(value),
+        float_powf_scalar_impl(value),
     );
 
     compare!(float_equal, float_not_equal, float_greater, float_greater_equal, float_lower, float_lower_equal);
 
     compare_scalar!(
-        float_equal_elem, float_not_equal_elem, float_greater_elem, float_greater_equal_elem, float_lower_elem, float_lower_equal_elem,
+        float_equal_elem,
+        float_not_equal_elem,
+        float_greater_elem,
+        float_greater_equal_elem,
+        float_lower_elem,
+        float_lower_equal_elem,
     );
 
     fn float_powi(lhs: FloatTensor<Self>, rhs: IntTensor<Self>) -> FloatTensor<Self> {
@@ -225,7 +270,12 @@ impl<B: Backend> FloatTensorOps<Self> for Spatial<B> {
         scatter::<B, Float>(dim, tensor, indices, value, "float_scatter_add", |t, i, v| B::float_scatter_add(dim, t, i, v))
     }
 
-    fn float_scatter_nd(data: FloatTensor<Self>, indices: IntTensor<Self>, values: FloatTensor<Self>, reduction: IndexingUpdateOp) -> FloatTensor<Self> {
+    fn float_scatter_nd(
+        data: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+        values: FloatTensor<Self>,
+        reduction: IndexingUpdateOp,
+    ) -> FloatTensor<Self> {
         let (indices, values) = (indices.gathered("float_scatter_nd"), values.gathered("float_scatter_nd"));
         fallback::<B, Float, Float>(data, "float_scatter_nd", |t| B::float_scatter_nd(t, indices, values, reduction))
     }
@@ -303,8 +353,15 @@ impl<B: Backend> FloatTensorOps<Self> for Spatial<B> {
         float_argtopk(k: usize, out_dtype: IntDType), float_argsort(descending: bool, out_dtype: IntDType),
     );
 
-    fn float_sort_with_indices(tensor: FloatTensor<Self>, dim: usize, descending: bool, indices_dtype: IntDType) -> (FloatTensor<Self>, IntTensor<Self>) {
-        along_pair::<B, Float, Float, Int>(tensor, dim, "float_sort_with_indices", |t| B::float_sort_with_indices(t, dim, descending, indices_dtype))
+    fn float_sort_with_indices(
+        tensor: FloatTensor<Self>,
+        dim: usize,
+        descending: bool,
+        indices_dtype: IntDType,
+    ) -> (FloatTensor<Self>, IntTensor<Self>) {
+        along_pair::<B, Float, Float, Int>(tensor, dim, "float_sort_with_indices", |t| {
+            B::float_sort_with_indices(t, dim, descending, indices_dtype)
+        })
     }
 
     fn float_cat(tensors: Vec<FloatTensor<Self>>, dim: usize) -> FloatTensor<Self> {

@@ -78,14 +78,13 @@ pub(crate) fn slice<B: Backend, K: Kind<B>>(mut tensor: SpatialTensor<B, K>, sli
     if needs.iter().any(Option::is_some) {
         // Dimension by dimension as one axis each: a dimension that does not move is taken as it is stored.
         let stored = local.shape();
-        let axes: Vec<Axis> = (0..layout.rank())
-            .map(|dim| if needs[dim].is_some() { layout.dim(dim)[0].clone() } else { Axis::full(stored[dim]) })
-            .collect();
-        let moves: Vec<AxisNeed> = (0..layout.rank())
-            .map(|dim| needs[dim].as_ref().map_or_else(|| AxisNeed::whole(stored[dim]), |n| n.0.clone()))
-            .collect();
+        let axes: Vec<Axis> =
+            (0..layout.rank()).map(|dim| if needs[dim].is_some() { layout.dim(dim)[0].clone() } else { Axis::full(stored[dim]) }).collect();
+        let moves: Vec<AxisNeed> =
+            (0..layout.rank()).map(|dim| needs[dim].as_ref().map_or_else(|| AxisNeed::whole(stored[dim]), |n| n.0.clone())).collect();
         let plan = context.plan(&axes, &moves);
         context.stats.redistribution();
+        context.talking();
         local = communicated(exchange::<B, K>(&context.mesh, &plan, local, device.inner_device()));
     }
     let target = out.local_shape(coords);
@@ -217,7 +216,8 @@ pub(crate) fn flip<B: Backend, K: Kind<B>>(
 /// Layouts for operations that pair the elements of two tensors in every dimension but `dim`: of both, with `dim` as
 /// given.
 fn paired(a: &Layout, b: &Layout, dim: usize) -> Layout {
-    let (_, out) = unify(&[&a.with_dim(dim, vec![]).with_pending(Default::default()), &b.with_dim(dim, vec![]).with_pending(Default::default())]);
+    let (_, out) =
+        unify(&[&a.with_dim(dim, vec![]).with_pending(Default::default()), &b.with_dim(dim, vec![]).with_pending(Default::default())]);
     (0..out.rank()).fold(out, |l, d| l.materialized_dim(d))
 }
 
@@ -243,7 +243,10 @@ pub(crate) fn gather<B: Backend, K: Kind<B>>(
     let base = paired(tensor.layout(), indices.layout(), dim);
     let lines = Axis::full(indices.layout().extent(dim));
     let out = base.with_dim(dim, vec![lines]);
-    let tensor = { let full = base.with_dim(dim, vec![Axis::full(tensor.layout().extent(dim))]); tensor.to_layout(&full).settle().0 };
+    let tensor = {
+        let full = base.with_dim(dim, vec![Axis::full(tensor.layout().extent(dim))]);
+        tensor.to_layout(&full).settle().0
+    };
     let indices = indices.to_layout(&out).settle().0;
     SpatialTensor::new(f(tensor, indices), out, device)
 }
@@ -321,7 +324,10 @@ pub(crate) fn select_add<B: Backend, K: Kind<B>>(
     }
     let out = others.with_dim(dim, vec![Axis::full(tensor.layout().extent(dim))]);
     let over = split_over(&lines);
-    let indices = { let layout = Layout::new(vec![lines.clone()]); indices.to_layout(&layout).settle().0 };
+    let indices = {
+        let layout = Layout::new(vec![lines.clone()]);
+        indices.to_layout(&layout).settle().0
+    };
     let value = value.to_layout(&others.with_dim(dim, lines)).settle().0;
     let base = tensor.to_layout(&out).settle().0;
     let result = if context.mesh.effective(over).is_empty() {
@@ -329,7 +335,7 @@ pub(crate) fn select_add<B: Backend, K: Kind<B>>(
     } else {
         let zeros = K::zeros(base.shape(), device.inner_device(), base.dtype());
         let part = f(zeros, dim, indices, value);
-        let sum = communicated(all_reduce::<B, K>(&context.mesh, part, over, combine, device.inner_device()));
+        let sum = communicated(all_reduce::<B, K>(&context, part, over, combine, device.inner_device()));
         add(base, sum)
     };
     SpatialTensor::new(result, out, device)
@@ -364,8 +370,8 @@ pub(crate) fn extreme<B: Backend, K: Kind<B>>(
     }
     let (start, _) = layout.dim(dim)[0].owned(context.mesh.coords());
     let inner = device.inner_device();
-    let best = communicated(all_reduce::<B, K>(&context.mesh, value.clone(), over, combine, inner));
+    let best = communicated(all_reduce::<B, K>(&context, value.clone(), over, combine, inner));
     let mine = candidates(&value, &best, index, start, layout.extent(dim));
-    let first = communicated(all_reduce::<B, Int>(&context.mesh, mine, over, ReduceOp::Min, inner));
+    let first = communicated(all_reduce::<B, Int>(&context, mine, over, ReduceOp::Min, inner));
     (SpatialTensor::new(best, out.clone(), device.clone()), SpatialTensor::new(first, out, device))
 }

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use burn_backend::ops::IntTensorOps;
-use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
 use burn_backend::tensor::IndexingUpdateOp;
+use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, Distribution, ExecutionError, Scalar, TensorData, TensorMetadata, get_device_settings};
 use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
@@ -140,7 +140,12 @@ impl<B: Backend> IntTensorOps<Self> for Spatial<B> {
         scatter::<B, Int>(dim, tensor, indices, value, "int_scatter_add", |t, i, v| B::int_scatter_add(dim, t, i, v))
     }
 
-    fn int_scatter_nd(data: IntTensor<Self>, indices: IntTensor<Self>, values: IntTensor<Self>, reduction: IndexingUpdateOp) -> IntTensor<Self> {
+    fn int_scatter_nd(
+        data: IntTensor<Self>,
+        indices: IntTensor<Self>,
+        values: IntTensor<Self>,
+        reduction: IndexingUpdateOp,
+    ) -> IntTensor<Self> {
         let (indices, values) = (indices.gathered("int_scatter_nd"), values.gathered("int_scatter_nd"));
         fallback::<B, Int, Int>(data, "int_scatter_nd", |t| B::int_scatter_nd(t, indices, values, reduction))
     }
@@ -171,14 +176,34 @@ impl<B: Backend> IntTensorOps<Self> for Spatial<B> {
     compare_scalar!(int_equal_elem, int_not_equal_elem, int_greater_elem, int_greater_equal_elem, int_lower_elem, int_lower_equal_elem);
 
     binary!(
-        int_add, int_sub, int_mul, int_div, int_remainder, int_powi, bitwise_and, bitwise_or, bitwise_xor, bitwise_left_shift,
+        int_add,
+        int_sub,
+        int_mul,
+        int_div,
+        int_remainder,
+        int_powi,
+        bitwise_and,
+        bitwise_or,
+        bitwise_xor,
+        bitwise_left_shift,
         bitwise_right_shift,
     );
 
     scalar!(
-        int_add_scalar(rhs), int_sub_scalar(rhs), int_mul_scalar(rhs), int_div_scalar(rhs), int_remainder_scalar(rhs),
-        int_powi_scalar(rhs), int_powi_scalar_impl(rhs), int_clamp_min(min), int_clamp_max(max), int_clamp(min, max),
-        bitwise_and_scalar(rhs), bitwise_or_scalar(rhs), bitwise_xor_scalar(rhs), bitwise_left_shift_scalar(rhs),
+        int_add_scalar(rhs),
+        int_sub_scalar(rhs),
+        int_mul_scalar(rhs),
+        int_div_scalar(rhs),
+        int_remainder_scalar(rhs),
+        int_powi_scalar(rhs),
+        int_powi_scalar_impl(rhs),
+        int_clamp_min(min),
+        int_clamp_max(max),
+        int_clamp(min, max),
+        bitwise_and_scalar(rhs),
+        bitwise_or_scalar(rhs),
+        bitwise_xor_scalar(rhs),
+        bitwise_left_shift_scalar(rhs),
         bitwise_right_shift_scalar(rhs),
     );
 

@@ -2,7 +2,7 @@
 //!
 //! This file has what the traits share: pointwise maps, views, reductions, and operations along one dimension.
 
-use burn_backend::{Backend, DType, TensorMetadata};
+use burn_backend::{Backend, TensorMetadata};
 use burn_std::{Shape, Slice};
 
 use crate::comm::ReduceOp;
@@ -26,7 +26,6 @@ mod window;
 
 pub(crate) use index::*;
 pub use quantized::SpatialQuantized;
-pub use window::Placement;
 
 /// Element-wise, one operand.
 pub(crate) fn map<B: Backend, K: Kind<B>, R: Kind<B>>(
@@ -324,7 +323,7 @@ pub(crate) fn reduce_dim<B: Backend, K: Kind<B>>(
     if times != 1 {
         local = repeat(local, times);
     }
-    let local = communicated(all_reduce::<B, K>(&context.mesh, local, over, op, device.inner_device()));
+    let local = communicated(all_reduce::<B, K>(&context, local, over, op, device.inner_device()));
     SpatialTensor::new(local, layout.with_dim(dim, vec![]), device)
 }
 
@@ -343,7 +342,7 @@ pub(crate) fn reduce<B: Backend, K: Kind<B>>(
     if times != 1 {
         local = repeat(local, times);
     }
-    let local = communicated(all_reduce::<B, K>(&context.mesh, local, layout.split_over(), op, device.inner_device()));
+    let local = communicated(all_reduce::<B, K>(&context, local, layout.split_over(), op, device.inner_device()));
     SpatialTensor::full(local, device)
 }
 
@@ -394,7 +393,6 @@ pub(crate) fn ranges(slices: &[Slice], shape: &Shape) -> Vec<(usize, usize, isiz
 pub(crate) fn unsplit(axes: &[Axis]) -> bool {
     axes.iter().all(|a| !matches!(a.storage, Storage::Split { .. }))
 }
-
 
 /// Windows along `dim`, in a new last dimension; local while `dim` is not split.
 pub(crate) fn unfold<B: Backend, K: Kind<B>>(

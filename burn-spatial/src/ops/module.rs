@@ -1,7 +1,6 @@
 //! Operations of neural network modules. 3D convolutions and what is linear stay split; the rest gathers, is counted
 //! and returns whole tensors.
 
-
 use burn_backend::ops::*;
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn_backend::{Backend, TensorMetadata};
@@ -59,21 +58,40 @@ fn leading<B: Backend>(tensor: FloatTensor<Spatial<B>>, rank: usize) -> FloatTen
 }
 
 impl<B: Backend> ModuleOps<Self> for Spatial<B> {
-    fn conv3d(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Option<FloatTensor<Self>>, options: ConvOptions<3>) -> FloatTensor<Self> {
+    fn conv3d(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+        options: ConvOptions<3>,
+    ) -> FloatTensor<Self> {
         Self::conv3d_padded(x, weight, bias, &spec(&options))
     }
 
-    fn conv3d_x_backward(x: FloatTensor<Self>, weight: FloatTensor<Self>, output_grad: FloatTensor<Self>, options: ConvOptions<3>) -> FloatTensor<Self> {
+    fn conv3d_x_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        output_grad: FloatTensor<Self>,
+        options: ConvOptions<3>,
+    ) -> FloatTensor<Self> {
         Self::conv3d_padded_x_grad(&Self::placement(&x), weight, output_grad, &spec(&options))
     }
 
-    fn conv3d_weight_backward(x: FloatTensor<Self>, weight: FloatTensor<Self>, output_grad: FloatTensor<Self>, options: ConvOptions<3>) -> FloatTensor<Self> {
+    fn conv3d_weight_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        output_grad: FloatTensor<Self>,
+        options: ConvOptions<3>,
+    ) -> FloatTensor<Self> {
         let shape = weight.shape().dims();
         Self::conv3d_padded_weight_grad(x, output_grad, shape, &spec(&options))
     }
 
     bias_gradient!(
-        conv1d_bias_backward, conv2d_bias_backward, conv3d_bias_backward, conv_transpose1d_bias_backward, conv_transpose2d_bias_backward,
+        conv1d_bias_backward,
+        conv2d_bias_backward,
+        conv3d_bias_backward,
+        conv_transpose1d_bias_backward,
+        conv_transpose2d_bias_backward,
         conv_transpose3d_bias_backward,
     );
 
@@ -109,7 +127,10 @@ impl<B: Backend> ModuleOps<Self> for Spatial<B> {
     }
 
     convolution!(
-        conv1d(ConvOptions<1>), conv2d(ConvOptions<2>), conv_transpose1d(ConvTransposeOptions<1>), conv_transpose2d(ConvTransposeOptions<2>),
+        conv1d(ConvOptions<1>),
+        conv2d(ConvOptions<2>),
+        conv_transpose1d(ConvTransposeOptions<1>),
+        conv_transpose2d(ConvTransposeOptions<2>),
         conv_transpose3d(ConvTransposeOptions<3>),
     );
 
@@ -275,4 +296,3 @@ impl<B: Backend> ModuleOps<Self> for Spatial<B> {
         SpatialTensor::full(B::irfft(spectrum_re.gathered(op), spectrum_im.gathered(op), dim, n), device)
     }
 }
-

@@ -10,7 +10,6 @@ use burn_std::{FloatDType, Shape, Slice};
 use super::*;
 use crate::Spatial;
 use crate::device::SpatialDevice;
-use crate::kind::Float;
 
 /// A quantized tensor of the inner backend, the same on every rank.
 #[derive(Clone, Debug)]

@@ -58,9 +58,8 @@ impl Windowed {
             output = output.with_dim(2 + i, vec![out]);
         }
         let coords = context.mesh.coords();
-        let spatial: [WindowPlan; 3] = std::array::from_fn(|i| {
-            WindowPlan::new(&windows[i], &axis_of(&input, 2 + i), &axis_of(&output, 2 + i), coords)
-        });
+        let spatial: [WindowPlan; 3] =
+            std::array::from_fn(|i| WindowPlan::new(&windows[i], &axis_of(&input, 2 + i), &axis_of(&output, 2 + i), coords));
         let stored = input.local_shape(coords);
         let mut axes = vec![Axis::full(stored[0]), Axis::full(stored[1])];
         let mut needs = vec![AxisNeed::whole(stored[0]), AxisNeed::whole(stored[1])];
@@ -95,6 +94,7 @@ impl Windowed {
 
     fn count(&self, context: &RankContext) {
         if !self.plan.sends.is_empty() || !self.plan.receives.is_empty() {
+            context.talking();
             context.stats.halo();
         }
     }
@@ -157,7 +157,12 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         Placement { layout: x.layout().clone(), device: x.device().clone() }
     }
 
-    fn conv3d_padded(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Option<FloatTensor<Self>>, spec: &ConvSpec) -> FloatTensor<Self> {
+    fn conv3d_padded(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+        spec: &ConvSpec,
+    ) -> FloatTensor<Self> {
         let device = x.device().clone();
         let context = device.context();
         let weight_dims = dims(&weight.shape());
@@ -177,7 +182,12 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         windowed.scatter(&context, block, device)
     }
 
-    fn conv3d_padded_weight_grad(x: FloatTensor<Self>, grad: FloatTensor<Self>, weight_shape: [usize; 5], spec: &ConvSpec) -> FloatTensor<Self> {
+    fn conv3d_padded_weight_grad(
+        x: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        weight_shape: [usize; 5],
+        spec: &ConvSpec,
+    ) -> FloatTensor<Self> {
         let device = x.device().clone();
         let context = device.context();
         let windowed = Windowed::new(&context, x.layout(), conv_windows(spec, &x.shape(), weight_shape));

@@ -9,13 +9,13 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::super::{Window, WindowAxis};
-use super::simd::{Dots, Isa, Panel, Real, VECTORS};
+use super::simd::{Dots, Isa, Panel, Real};
 
 /// Rows of the packed matrix (channels x taps, or positions) between two updates of the sums: a panel of that many
 /// rows stays in the first-level cache.
 const DEPTH: usize = 256;
 /// Panels of one tile at most: a tile of weights is read once for all of them.
-const PANELS: usize = 4;
+const PANELS: usize = 6;
 
 /// One axis of a window: output `j` with tap `t` reads source `j * step + bases[t]`, zero outside `0..source`.
 struct Axis {
@@ -62,15 +62,45 @@ impl Axis {
 /// Outputs and taps of a window.
 struct Gather([Axis; 3]);
 
-/// Positions next to each other along the width: columns `column..column + len` of a tile.
+/// Outputs next to each other along the width: columns `column..column + len` of a tile.
 #[derive(Clone, Copy)]
 struct Run {
     sample: usize,
-    d: usize,
-    h: usize,
-    w: usize,
+    /// The first one's number within its sample.
+    position: usize,
     column: usize,
     len: usize,
+}
+
+/// What one tap along the width reads for a run: its columns `lo..hi` read a source row from `first` on.
+#[derive(Clone, Copy)]
+struct Span {
+    lo: usize,
+    hi: usize,
+    first: usize,
+}
+
+/// Where the taps of a tile's outputs read: tables that all channels share.
+struct Reads {
+    runs: Vec<Run>,
+    /// For each tap along depth and height, for each run: where the source row starts, or [`OUTSIDE`].
+    rows: Vec<usize>,
+    /// For each tap along the width, for each run.
+    spans: Vec<Span>,
+}
+
+/// A row in the padding.
+const OUTSIDE: usize = usize::MAX;
+
+impl Reads {
+    /// For each run: the run, where its source row starts, and what it reads of it.
+    #[inline(always)]
+    fn of(&self, tap_row: usize, tap: usize) -> impl Iterator<Item = (&Run, usize, &Span)> {
+        let n = self.runs.len();
+        let rows = &self.rows[tap_row * n..][..n];
+        let spans = &self.spans[tap * n..][..n];
+        self.runs.iter().zip(rows).zip(spans).map(|((run, row), span)| (run, *row, span))
+    }
 }
 
 impl Gather {
@@ -86,73 +116,74 @@ impl Gather {
         self.0.iter().map(|a| a.bases.len()).product()
     }
 
+    /// Taps along depth and height, and along the width.
+    fn tap_rows(&self) -> (usize, usize) {
+        let [d, h, w] = [0, 1, 2].map(|i| self.0[i].bases.len());
+        (d * h, w)
+    }
+
     fn source(&self) -> usize {
         self.0.iter().map(|a| a.source).product()
     }
 
-    /// The runs of `range`, numbered over all samples.
-    fn runs(&self, range: Range<usize>) -> Vec<Run> {
-        let [_, h, w] = [0, 1, 2].map(|i| self.0[i].count);
-        let each = self.positions();
+    /// The tables for the outputs `range`, numbered over all samples, of which one has `per_sample` channels.
+    fn reads(&self, range: Range<usize>, per_sample: usize) -> Reads {
+        let [ad, ah, aw] = &self.0;
+        let (each, w) = (self.positions(), aw.count);
         let mut runs = Vec::with_capacity(range.len() / w + 2);
         let mut p = range.start;
         while p < range.end {
-            let within = p % each;
-            let (row, x) = (within / w, within % w);
-            let len = (w - x).min(range.end - p);
-            runs.push(Run { sample: p / each, d: row / h, h: row % h, w: x, column: p - range.start, len });
+            let position = p % each;
+            let len = (w - position % w).min(range.end - p);
+            runs.push(Run { sample: p / each, position, column: p - range.start, len });
             p += len;
         }
-        runs
+        let mut rows = Vec::with_capacity(self.tap_rows().0 * runs.len());
+        for td in 0..ad.bases.len() {
+            for th in 0..ah.bases.len() {
+                rows.extend(runs.iter().map(|run| {
+                    let row = run.position / w;
+                    match (ad.read(row / ah.count, td), ah.read(row % ah.count, th)) {
+                        (Some(d), Some(h)) => run.sample * per_sample * self.source() + (d * ah.source + h) * aw.source,
+                        _ => OUTSIDE,
+                    }
+                }));
+            }
+        }
+        let span = |run: &Run, tap: usize| {
+            let (inside, start) = (&aw.inside[tap], run.position % w);
+            let lo = inside.start.clamp(start, start + run.len) - start;
+            let hi = inside.end.clamp(start + lo, start + run.len) - start;
+            let first = if lo < hi { ((start + lo) * aw.step).wrapping_add_signed(aw.bases[tap]) } else { 0 };
+            Span { lo, hi, first }
+        };
+        let spans = (0..aw.bases.len()).flat_map(|tap| runs.iter().map(move |run| span(run, tap))).collect();
+        Reads { runs, rows, spans }
     }
 
-    /// The source row that `run` reads with the taps `td` and `th`, if it is inside.
-    #[inline]
-    fn row(&self, run: &Run, td: usize, th: usize) -> Option<usize> {
-        let [d, h, w] = &self.0;
-        Some((d.read(run.d, td)? * h.source + h.read(run.h, th)?) * w.source)
-    }
-
-    /// Writes `channels` x taps rows of `width` columns: what each tap reads for each position. Channel c of sample s
-    /// starts at `(s * per_sample + c) * source`.
-    fn pack<T: Real>(
-        &self,
-        x: &[T],
-        per_sample: usize,
-        channels: Range<usize>,
-        runs: &[Run],
-        width: usize,
-        out: &mut [T],
-    ) {
-        let [ad, ah, aw] = &self.0;
-        let source = self.source();
+    /// Writes `channels` x taps rows of `width` columns: what each tap reads for each output.
+    fn pack<T: Real>(&self, x: &[T], channels: Range<usize>, reads: &Reads, width: usize, out: &mut [T]) {
+        let (source, step, (tap_rows, taps)) = (self.source(), self.0[2].step, self.tap_rows());
         let mut rows = out.chunks_exact_mut(width);
         for c in channels {
-            for td in 0..ad.bases.len() {
-                for th in 0..ah.bases.len() {
-                    for tw in 0..aw.bases.len() {
-                        let Some(out) = rows.next() else { return };
-                        let inside = &aw.inside[tw];
-                        for run in runs {
-                            let out = &mut out[run.column..run.column + run.len];
-                            let Some(row) = self.row(run, td, th) else {
-                                out.fill(T::default());
-                                continue;
-                            };
-                            let from = (run.sample * per_sample + c) * source + row;
-                            let lo = inside.start.clamp(run.w, run.w + run.len) - run.w;
-                            let hi = inside.end.clamp(run.w + lo, run.w + run.len) - run.w;
+            let x = &x[c * source..];
+            for tap_row in 0..tap_rows {
+                for tap in 0..taps {
+                    let Some(out) = rows.next() else { return };
+                    for (run, row, &Span { lo, hi, first }) in reads.of(tap_row, tap) {
+                        let out = &mut out[run.column..run.column + run.len];
+                        if row == OUTSIDE || lo == hi {
+                            out.fill(T::default());
+                            continue;
+                        }
+                        if hi - lo < run.len {
                             out[..lo].fill(T::default());
                             out[hi..].fill(T::default());
-                            if hi > lo {
-                                let first = ((run.w + lo) * aw.step).wrapping_add_signed(aw.bases[tw]);
-                                let out = &mut out[lo..hi];
-                                let x = &x[from + first..from + first + (hi - lo - 1) * aw.step + 1];
-                                match aw.step {
-                                    1 => copy(x, out),
-                                    step => out.iter_mut().zip(x.iter().step_by(step)).for_each(|(o, x)| *o = *x),
-                                }
-                            }
+                        }
+                        let x = &x[row + first..row + first + (hi - lo - 1) * step + 1];
+                        match step {
+                            1 => copy(x, &mut out[lo..hi]),
+                            step => out[lo..hi].iter_mut().zip(x.iter().step_by(step)).for_each(|(o, x)| *o = *x),
                         }
                     }
                 }
@@ -161,68 +192,46 @@ impl Gather {
     }
 
     /// The adjoint of [`Gather::pack`] for one channel: adds each of the taps' rows of `width` columns to the voxels
-    /// they read. `out` holds the planes from `first` on; others are left out.
-    fn scatter<T: Real>(&self, sums: &[T], width: usize, runs: &[Run], first: usize, out: &mut [T]) {
-        let [ad, ah, aw] = &self.0;
-        let plane = ah.source * aw.source;
+    /// they read. `out` holds the planes from `first_plane` on; others are left out.
+    fn scatter<T: Real>(&self, sums: &[T], width: usize, reads: &Reads, first_plane: usize, out: &mut [T]) {
+        let (step, (tap_rows, taps)) = (self.0[2].step, self.tap_rows());
+        let skipped = first_plane * self.0[1].source * self.0[2].source;
         let mut rows = sums.chunks_exact(width);
-        for td in 0..ad.bases.len() {
-            for th in 0..ah.bases.len() {
-                for tw in 0..aw.bases.len() {
-                    let Some(sums) = rows.next() else { return };
-                    let inside = &aw.inside[tw];
-                    for run in runs {
-                        let Some(row) = self.row(run, td, th).and_then(|row| row.checked_sub(first * plane)) else {
-                            continue;
-                        };
-                        let lo = inside.start.clamp(run.w, run.w + run.len) - run.w;
-                        let hi = inside.end.clamp(run.w + lo, run.w + run.len) - run.w;
-                        if row >= out.len() || lo == hi {
-                            continue;
-                        }
-                        let from = row + ((run.w + lo) * aw.step).wrapping_add_signed(aw.bases[tw]);
-                        let out = &mut out[from..from + (hi - lo - 1) * aw.step + 1];
-                        let sums = &sums[run.column + lo..run.column + hi];
-                        match aw.step {
-                            1 => out.iter_mut().zip(sums).for_each(|(o, s)| *o += *s),
-                            step => out.iter_mut().step_by(step).zip(sums).for_each(|(o, s)| *o += *s),
-                        }
+        for tap_row in 0..tap_rows {
+            for tap in 0..taps {
+                let Some(sums) = rows.next() else { return };
+                for (run, row, &Span { lo, hi, first }) in reads.of(tap_row, tap) {
+                    // Rows outside the volume lie beyond the planes too.
+                    if row < skipped || row - skipped >= out.len() || lo == hi {
+                        continue;
+                    }
+                    let from = row - skipped + first;
+                    let out = &mut out[from..from + (hi - lo - 1) * step + 1];
+                    let sums = &sums[run.column + lo..run.column + hi];
+                    match step {
+                        1 => out.iter_mut().zip(sums).for_each(|(o, s)| *o += *s),
+                        step => out.iter_mut().step_by(step).zip(sums).for_each(|(o, s)| *o += *s),
                     }
                 }
             }
         }
     }
 
-    /// Like [`Gather::pack`] turned over: rows are positions, and the columns from 0 are `columns` of the numbering
+    /// Like [`Gather::pack`] turned over: rows are outputs, and the columns from 0 are `columns` of the numbering
     /// (channel, depth tap, height tap, width tap).
-    fn pack_transposed<T: Real>(
-        &self,
-        x: &[T],
-        per_sample: usize,
-        columns: Range<usize>,
-        runs: &[Run],
-        width: usize,
-        out: &mut [T],
-    ) {
-        let [_, ah, aw] = &self.0;
-        let (kh, kw, taps, source) = (ah.bases.len(), aw.bases.len(), self.taps(), self.source());
+    fn pack_transposed<T: Real>(&self, x: &[T], columns: Range<usize>, reads: &Reads, width: usize, out: &mut [T]) {
+        let (source, all, step, (_, taps)) = (self.source(), self.taps(), self.0[2].step, self.tap_rows());
         for (i, column) in columns.enumerate() {
-            let (c, tap) = (column / taps, column % taps);
-            let (td, th, tw) = (tap / (kh * kw), tap / kw % kh, tap % kw);
-            for run in runs {
+            let (x, tap) = (&x[column / all * source..], column % all);
+            for (run, row, &Span { lo, hi, first }) in reads.of(tap / taps, tap % taps) {
+                let (lo, hi) = if row == OUTSIDE { (0, 0) } else { (lo, hi) };
                 let mut out = out[run.column * width..(run.column + run.len) * width].iter_mut().skip(i).step_by(width);
-                let row = self.row(run, td, th);
-                let inside = if row.is_some() { aw.inside[tw].clone() } else { 0..0 };
-                let lo = inside.start.clamp(run.w, run.w + run.len) - run.w;
-                let hi = inside.end.clamp(run.w + lo, run.w + run.len) - run.w;
                 out.by_ref().take(lo).for_each(|o| *o = T::default());
-                if let (Some(row), true) = (row, hi > lo) {
-                    let from = (run.sample * per_sample + c) * source + row;
-                    let from = from + ((run.w + lo) * aw.step).wrapping_add_signed(aw.bases[tw]);
-                    let x = &x[from..from + (hi - lo - 1) * aw.step + 1];
-                    out.by_ref().take(hi - lo).zip(x.iter().step_by(aw.step)).for_each(|(o, x)| *o = *x);
+                if lo < hi {
+                    let x = &x[row + first..row + first + (hi - lo - 1) * step + 1];
+                    out.by_ref().take(hi - lo).zip(x.iter().step_by(step)).for_each(|(o, x)| *o = *x);
                 }
-                out.take(run.len - hi).for_each(|o| *o = T::default());
+                out.for_each(|o| *o = T::default());
             }
         }
     }
@@ -302,7 +311,7 @@ impl Conv {
         if out.is_empty() {
             return out;
         }
-        let panel = VECTORS * T::lanes(isa);
+        let panel = T::panel(isa);
         let threads = rayon::current_num_threads();
         // How the work is cut depends on the threads, the order of each sum does not.
         let panels = positions.div_ceil(panel).div_ceil(2 * threads).clamp(1, PANELS);
@@ -324,17 +333,16 @@ impl Conv {
             let p0 = tile * panels * panel;
             let columns = (panels * panel).min(positions - p0);
             let starts: Vec<usize> = (0..columns).step_by(panel).collect();
-            let runs: Vec<Vec<Run>> =
-                starts.iter().map(|s| gather.runs(p0 + s..p0 + (s + panel).min(columns))).collect();
+            let reads: Vec<Reads> = starts.iter().map(|s| gather.reads(p0 + s..p0 + (s + panel).min(columns), channels[0])).collect();
             let ldc = starts.len() * panel;
             with_scratch(block * taps * panel, m.len() * ldc, |packed: &mut [T], sums: &mut [T]| {
                 for c in (0..inner).step_by(block) {
                     let c_end = (c + block).min(inner);
-                    for (start, runs) in starts.iter().zip(&runs) {
+                    for (start, reads) in starts.iter().zip(&reads) {
                         let vectors = (columns - start).min(panel).div_ceil(T::lanes(isa));
                         let width = vectors * T::lanes(isa);
                         let packed = &mut packed[..(c_end - c) * taps * width];
-                        gather.pack(x, channels[0], group * inner + c..group * inner + c_end, runs, width, packed);
+                        gather.pack(x, group * inner + c..group * inner + c_end, reads, width, packed);
                         let a = &weight[(group * rows + m.start) * depth + c * taps..];
                         debug_assert!(a.len() >= (m.len() - 1) * depth + (c_end - c) * taps);
                         // SAFETY: the extents above; `isa` comes from `Isa::available`.
@@ -360,11 +368,9 @@ impl Conv {
                 for (i, sums) in sums.chunks_exact(ldc).enumerate() {
                     let channel = group * rows + m.start + i;
                     let bias = bias.map_or(T::default(), |b| b[channel]);
-                    for (start, runs) in starts.iter().zip(&runs) {
-                        let [_, h, w] = &gather.0;
-                        for run in runs {
-                            let at = (run.d * h.count + run.h) * w.count + run.w;
-                            let at = (run.sample * channels[1] + channel) * each + at;
+                    for (start, reads) in starts.iter().zip(&reads) {
+                        for run in &reads.runs {
+                            let at = (run.sample * channels[1] + channel) * each + run.position;
                             // SAFETY: a task owns its channels and positions.
                             let out = unsafe { shared.part(at, run.len) };
                             out.iter_mut().zip(&sums[start + run.column..]).for_each(|(o, s)| *o = *s + bias);
@@ -387,7 +393,7 @@ impl Conv {
             return out;
         }
         let [ad, ah, aw] = &gather.0;
-        let panel = VECTORS * T::lanes(isa);
+        let panel = T::panel(isa);
         // How the work is cut depends on the threads, the order of each sum does not: panels lie on one grid.
         let wanted = 2 * rayon::current_num_threads();
         let block = inner.div_ceil(wanted.div_ceil(samples * groups)).clamp(1, (DEPTH / taps).max(1));
@@ -403,9 +409,14 @@ impl Conv {
             let planes = (part * slab).min(ad.source)..((part + 1) * slab).min(ad.source);
             let area = ah.count * aw.count;
             let reached = ad.outputs_of(&planes);
-            let a = &weight[(group * depth * inner + first) * taps..];
-            debug_assert!(a.len() >= (depth - 1) * inner * taps + count * taps);
-            with_scratch(depth * panel, count * taps * panel, |packed: &mut [T], sums: &mut [T]| {
+            let part_rows = count * taps;
+            with_scratch(depth * (part_rows + panel), part_rows * panel, |packed: &mut [T], sums: &mut [T]| {
+                // This task's part of the weight, close together: in place its rows are a whole filter apart.
+                let (a, packed) = packed.split_at_mut(depth * part_rows);
+                for (o, a) in a.chunks_exact_mut(part_rows).enumerate() {
+                    let from = ((group * depth + o) * inner + first) * taps;
+                    a.copy_from_slice(&weight[from..from + part_rows]);
+                }
                 for p0 in (reached.start * area / panel * panel..reached.end * area).step_by(panel) {
                     let columns = panel.min(positions - p0);
                     let vectors = columns.div_ceil(T::lanes(isa));
@@ -421,8 +432,8 @@ impl Conv {
                             &Panel {
                                 a: a.as_ptr(),
                                 lda: 1,
-                                step: inner * taps,
-                                rows: count * taps,
+                                step: part_rows,
+                                rows: part_rows,
                                 b: packed.as_ptr(),
                                 depth,
                                 vectors,
@@ -432,14 +443,12 @@ impl Conv {
                             },
                         );
                     }
-                    let runs = gather.runs(p0..p0 + columns);
+                    let reads = gather.reads(p0..p0 + columns, 0);
                     for (c, sums) in sums.chunks_exact(taps * width).take(count).enumerate() {
-                        let at = ((sample * channels[0] + group * inner + first + c) * ad.source + planes.start)
-                            * ah.source
-                            * aw.source;
+                        let at = ((sample * channels[0] + group * inner + first + c) * ad.source + planes.start) * ah.source * aw.source;
                         // SAFETY: a task owns these planes of its channels.
                         let out = unsafe { shared.part(at, planes.len() * ah.source * aw.source) };
-                        gather.scatter(sums, width, &runs, planes.start, out);
+                        gather.scatter(sums, width, &reads, planes.start, out);
                     }
                 }
             });
@@ -459,13 +468,11 @@ impl Conv {
         if positions >= DEPTH {
             return self.weight_grad_dots(x, grad);
         }
-        let panel = VECTORS * T::lanes(isa);
-        let blocks: Vec<(usize, Range<usize>)> = (0..samples)
-            .flat_map(|s| (0..positions).step_by(DEPTH).map(move |p| (s, p..(p + DEPTH).min(positions))))
-            .collect();
-        let (chunk, chunks) = chunks(blocks.len(), groups * all.div_ceil(24), size);
-        let panels =
-            (groups * all.div_ceil(panel) * chunks).div_ceil(2 * rayon::current_num_threads()).clamp(1, PANELS);
+        let panel = T::panel(isa);
+        let blocks: Vec<(usize, Range<usize>)> =
+            (0..samples).flat_map(|s| (0..positions).step_by(DEPTH).map(move |p| (s, p..(p + DEPTH).min(positions)))).collect();
+        let (chunk, chunks) = chunks(blocks.len(), groups * all.div_ceil(16), size);
+        let panels = (groups * all.div_ceil(panel) * chunks).div_ceil(2 * rayon::current_num_threads()).clamp(1, PANELS);
         let tiles = all.div_ceil(panels * panel);
         let mut out = vec![T::default(); chunks * size];
         let shared = Shared(out.as_mut_ptr());
@@ -476,16 +483,15 @@ impl Conv {
             let columns = (panels * panel).min(all - first);
             let ldc = columns.next_multiple_of(panel);
             with_scratch(DEPTH.min(positions) * panel, rows * ldc, |packed: &mut [T], sums: &mut [T]| {
-                for (i, (sample, p)) in blocks[part * chunk..((part + 1) * chunk).min(blocks.len())].iter().enumerate()
-                {
-                    let runs = gather.runs(sample * positions + p.start..sample * positions + p.end);
+                for (i, (sample, p)) in blocks[part * chunk..((part + 1) * chunk).min(blocks.len())].iter().enumerate() {
+                    let reads = gather.reads(sample * positions + p.start..sample * positions + p.end, channels[0]);
                     for start in (0..columns).step_by(panel) {
                         let count = (columns - start).min(panel);
                         let vectors = count.div_ceil(T::lanes(isa));
                         let width = vectors * T::lanes(isa);
                         let packed = &mut packed[..p.len() * width];
                         let range = group * all + first + start..group * all + first + start + count;
-                        gather.pack_transposed(x, channels[0], range, &runs, width, packed);
+                        gather.pack_transposed(x, range, &reads, width, packed);
                         let a = &grad[(sample * channels[1] + group * rows) * positions + p.start..];
                         debug_assert!(a.len() >= (rows - 1) * positions + p.len());
                         // SAFETY: the extents above; `isa` comes from `Isa::available`.
@@ -526,55 +532,48 @@ impl Conv {
         let ([inner, rows], lanes) = (self.group_channels(), T::lanes(isa));
         let (taps, positions) = (gather.taps(), gather.positions());
         let (all, size) = (inner * taps, channels[1] * inner * taps);
-        let blocks: Vec<(usize, Range<usize>)> = (0..samples)
-            .flat_map(|s| (0..positions).step_by(BLOCK).map(move |p| (s, p..(p + BLOCK).min(positions))))
-            .collect();
+        let blocks: Vec<(usize, Range<usize>)> =
+            (0..samples).flat_map(|s| (0..positions).step_by(BLOCK).map(move |p| (s, p..(p + BLOCK).min(positions)))).collect();
         let (chunk, chunks) = chunks(blocks.len(), groups * inner, size);
         let mut out = vec![T::default(); chunks * size];
         let shared = Shared(out.as_mut_ptr());
 
         (0..chunks * groups * inner).into_par_iter().for_each(|task| {
             let (part, group, c) = (task / (groups * inner), task / inner % groups, task % inner);
-            with_scratch(
-                taps * BLOCK.next_multiple_of(lanes),
-                rows * (taps + lanes),
-                |packed: &mut [T], rest: &mut [T]| {
-                    let (sums, ends) = rest.split_at_mut(rows * taps);
-                    sums.fill(T::default());
-                    for (sample, p) in &blocks[part * chunk..((part + 1) * chunk).min(blocks.len())] {
-                        let width = p.len().next_multiple_of(lanes);
-                        let runs = gather.runs(sample * positions + p.start..sample * positions + p.end);
-                        let packed = &mut packed[..taps * width];
-                        let channel = group * inner + c;
-                        gather.pack(x, channels[0], channel..channel + 1, &runs, width, packed);
-                        let a = &grad[(sample * channels[1] + group * rows) * positions + p.start..];
-                        let whole = p.len() / lanes * lanes;
-                        debug_assert!(a.len() >= (rows - 1) * positions + p.len());
-                        let dots = |a: *const T, lda: usize, b: *const T, len: usize, sums: &mut [T]| {
-                            let c = sums.as_mut_ptr();
-                            // SAFETY: the extents above; `isa` comes from `Isa::available`.
-                            unsafe {
-                                T::dots(isa, &Dots { a, lda, rows, b, ldb: width, columns: taps, len, c, ldc: taps })
-                            }
-                        };
-                        dots(a.as_ptr(), positions, packed.as_ptr(), whole, sums);
-                        if whole < width {
-                            // The last positions, filled up to a vector with zeros.
-                            packed.chunks_exact_mut(width).for_each(|row| row[p.len()..].fill(T::default()));
-                            for (end, row) in ends.chunks_exact_mut(lanes).zip(a.chunks(positions)) {
-                                end.fill(T::default());
-                                end[..p.len() - whole].copy_from_slice(&row[whole..p.len()]);
-                            }
-                            dots(ends.as_ptr(), lanes, packed[whole..].as_ptr(), lanes, sums);
+            with_scratch(taps * BLOCK.next_multiple_of(lanes), rows * (taps + lanes), |packed: &mut [T], rest: &mut [T]| {
+                let (sums, ends) = rest.split_at_mut(rows * taps);
+                sums.fill(T::default());
+                for (sample, p) in &blocks[part * chunk..((part + 1) * chunk).min(blocks.len())] {
+                    let width = p.len().next_multiple_of(lanes);
+                    let reads = gather.reads(sample * positions + p.start..sample * positions + p.end, channels[0]);
+                    let packed = &mut packed[..taps * width];
+                    let channel = group * inner + c;
+                    gather.pack(x, channel..channel + 1, &reads, width, packed);
+                    let a = &grad[(sample * channels[1] + group * rows) * positions + p.start..];
+                    let whole = p.len() / lanes * lanes;
+                    debug_assert!(a.len() >= (rows - 1) * positions + p.len());
+                    let dots = |a: *const T, lda: usize, b: *const T, len: usize, sums: &mut [T]| {
+                        let c = sums.as_mut_ptr();
+                        // SAFETY: the extents above; `isa` comes from `Isa::available`.
+                        unsafe { T::dots(isa, &Dots { a, lda, rows, b, ldb: width, columns: taps, len, c, ldc: taps }) }
+                    };
+                    dots(a.as_ptr(), positions, packed.as_ptr(), whole, sums);
+                    if whole < width {
+                        // The last positions, filled up to a vector with zeros.
+                        packed.chunks_exact_mut(width).for_each(|row| row[p.len()..].fill(T::default()));
+                        for (end, row) in ends.chunks_exact_mut(lanes).zip(a.chunks(positions)) {
+                            end.fill(T::default());
+                            end[..p.len() - whole].copy_from_slice(&row[whole..p.len()]);
                         }
+                        dots(ends.as_ptr(), lanes, packed[whole..].as_ptr(), lanes, sums);
                     }
-                    for (i, sums) in sums.chunks_exact(taps).enumerate() {
-                        let at = part * size + (group * rows + i) * all + c * taps;
-                        // SAFETY: a task owns its channel of its part.
-                        unsafe { shared.part(at, taps) }.copy_from_slice(sums);
-                    }
-                },
-            );
+                }
+                for (i, sums) in sums.chunks_exact(taps).enumerate() {
+                    let at = part * size + (group * rows + i) * all + c * taps;
+                    // SAFETY: a task owns its channel of its part.
+                    unsafe { shared.part(at, taps) }.copy_from_slice(sums);
+                }
+            });
         });
         sum_parts(out, size)
     }

@@ -41,18 +41,14 @@ pub(crate) fn max<T: Real>(x: &[T], window: &Window, origin: [isize; 3], volume:
             for id in td.iter().filter_map(|t| read(od, t, d.stride)) {
                 for ih in th.iter().filter_map(|t| read(oh, t, h.stride)) {
                     let x = &x[(id * h.input + ih) * w.input..][..w.input];
-                    let flat = ((id as isize + origin[0]) as i64 * volume[1] as i64 + (ih as isize + origin[1]) as i64)
-                        * volume[2] as i64
+                    let flat = ((id as isize + origin[0]) as i64 * volume[1] as i64 + (ih as isize + origin[1]) as i64) * volume[2] as i64
                         + origin[2] as i64;
                     for (range, base) in &tw {
-                        let Some(first) = range.clone().next().map(|o| (o * w.stride).wrapping_add_signed(*base))
-                        else {
+                        let Some(first) = range.clone().next().map(|o| (o * w.stride).wrapping_add_signed(*base)) else {
                             continue;
                         };
                         let x = x[first..].iter().step_by(w.stride);
-                        for (o, ((best, at), x)) in
-                            out[range.clone()].iter_mut().zip(&mut at[range.clone()]).zip(x).enumerate()
-                        {
+                        for (o, ((best, at), x)) in out[range.clone()].iter_mut().zip(&mut at[range.clone()]).zip(x).enumerate() {
                             // The second test finds a NaN that is the first one.
                             #[allow(clippy::eq_op, reason = "only NaN differs from itself")]
                             let better = *x > *best || (*x != *x && *best == *best) || *at < 0;
@@ -70,13 +66,7 @@ pub(crate) fn max<T: Real>(x: &[T], window: &Window, origin: [isize; 3], volume:
 }
 
 /// Adds each output's gradient to the input it came from; positions outside the block are left out.
-pub(crate) fn max_grad<T: Real>(
-    grad: &[T],
-    at: &[i64],
-    window: &Window,
-    origin: [isize; 3],
-    volume: [usize; 3],
-) -> Vec<T> {
+pub(crate) fn max_grad<T: Real>(grad: &[T], at: &[i64], window: &Window, origin: [isize; 3], volume: [usize; 3]) -> Vec<T> {
     let inputs: usize = window.iter().map(|a| a.input).product();
     let outputs: usize = window.iter().map(|a| a.output).product();
     let mut out = vec![T::default(); grad.len() / outputs.max(1) * inputs];
@@ -86,16 +76,14 @@ pub(crate) fn max_grad<T: Real>(
     let [d, h, w] = [0, 1, 2].map(|i| window[i].input as i64);
     let [vh, vw] = [volume[1] as i64, volume[2] as i64];
     let [z0, y0, x0] = origin.map(|o| o as i64);
-    out.par_chunks_exact_mut(inputs).zip(grad.par_chunks_exact(outputs)).zip(at.par_chunks_exact(outputs)).for_each(
-        |((out, grad), at)| {
-            for (g, at) in grad.iter().zip(at).filter(|(_, at)| **at >= 0) {
-                let (z, y, x) = (at / (vh * vw) - z0, at / vw % vh - y0, at % vw - x0);
-                if (0..d).contains(&z) && (0..h).contains(&y) && (0..w).contains(&x) {
-                    out[((z * h + y) * w + x) as usize] += *g;
-                }
+    out.par_chunks_exact_mut(inputs).zip(grad.par_chunks_exact(outputs)).zip(at.par_chunks_exact(outputs)).for_each(|((out, grad), at)| {
+        for (g, at) in grad.iter().zip(at).filter(|(_, at)| **at >= 0) {
+            let (z, y, x) = (at / (vh * vw) - z0, at / vw % vh - y0, at % vw - x0);
+            if (0..d).contains(&z) && (0..h).contains(&y) && (0..w).contains(&x) {
+                out[((z * h + y) * w + x) as usize] += *g;
             }
-        },
-    );
+        }
+    });
     out
 }
 
@@ -130,14 +118,10 @@ pub(crate) fn average<T: Real>(x: &[T], window: &Window, count: Count) -> Vec<T>
                 for ih in th.iter().filter_map(|t| read(oh, t, h.stride)) {
                     let x = &x[(id * h.input + ih) * w.input..][..w.input];
                     for (range, base) in &tw {
-                        let Some(first) = range.clone().next().map(|o| (o * w.stride).wrapping_add_signed(*base))
-                        else {
+                        let Some(first) = range.clone().next().map(|o| (o * w.stride).wrapping_add_signed(*base)) else {
                             continue;
                         };
-                        out[range.clone()]
-                            .iter_mut()
-                            .zip(x[first..].iter().step_by(w.stride))
-                            .for_each(|(o, x)| *o += *x);
+                        out[range.clone()].iter_mut().zip(x[first..].iter().step_by(w.stride)).for_each(|(o, x)| *o += *x);
                     }
                 }
             }
@@ -169,15 +153,10 @@ pub(crate) fn average_grad<T: Real>(grad: &[T], window: &Window, count: Count) -
                 for ih in th.iter().filter_map(|t| read(oh, t, h.stride)) {
                     let out = &mut out[(id * h.input + ih) * w.input..][..w.input];
                     for (range, base) in &tw {
-                        let Some(first) = range.clone().next().map(|o| (o * w.stride).wrapping_add_signed(*base))
-                        else {
+                        let Some(first) = range.clone().next().map(|o| (o * w.stride).wrapping_add_signed(*base)) else {
                             continue;
                         };
-                        out[first..]
-                            .iter_mut()
-                            .step_by(w.stride)
-                            .zip(&scaled[range.clone()])
-                            .for_each(|(o, g)| *o += *g);
+                        out[first..].iter_mut().step_by(w.stride).zip(&scaled[range.clone()]).for_each(|(o, g)| *o += *g);
                     }
                 }
             }

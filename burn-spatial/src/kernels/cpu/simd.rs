@@ -45,10 +45,7 @@ impl Isa {
             all.iter()
                 .find(|(_, name)| *name == wanted)
                 .unwrap_or_else(|| {
-                    tracing::warn!(
-                        "BURN_SPATIAL_ISA={wanted} is not one of this machine's ({all:?}); using {}",
-                        all[0].1
-                    );
+                    tracing::warn!("BURN_SPATIAL_ISA={wanted} is not one of this machine's ({all:?}); using {}", all[0].1);
                     &all[0]
                 })
                 .0
@@ -67,7 +64,7 @@ pub(crate) struct Panel<T> {
     /// `depth` rows of `vectors * lanes` values without gaps.
     pub(crate) b: *const T,
     pub(crate) depth: usize,
-    /// 1 to [`VECTORS`].
+    /// At least 1; at most what makes a whole panel, see [`Real::panel`].
     pub(crate) vectors: usize,
     /// Rows `ldc` apart.
     pub(crate) c: *mut T,
@@ -93,21 +90,26 @@ pub(crate) struct Dots<T> {
     pub(crate) ldc: usize,
 }
 
-/// Vectors in the widest panel.
-pub(crate) const VECTORS: usize = 3;
-
 /// Elements in the longest vector.
 const MAX_LANES: usize = 16;
 
 /// The element types of the CPU kernels.
-pub(crate) trait Real:
-    Element + Pod + Copy + Default + PartialOrd + Add<Output = Self> + Mul<Output = Self> + AddAssign
-{
+pub(crate) trait Real: Element + Pod + Copy + Default + PartialOrd + Add<Output = Self> + Mul<Output = Self> + AddAssign {
     /// The most negative value.
     const NEG_INFINITY: Self;
 
     /// Elements per vector.
     fn lanes(isa: Isa) -> usize;
+
+    /// Columns of a whole panel.
+    fn panel(isa: Isa) -> usize {
+        let vectors = match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => 3,
+            _ => 2,
+        };
+        vectors * Self::lanes(isa)
+    }
 
     /// Computes `panel`.
     ///
@@ -357,7 +359,7 @@ unsafe fn panel<V: Vector>(p: &Panel<V::T>) {
         match p.vectors {
             1 => rows::<V, 1>(p),
             2 => rows::<V, 2>(p),
-            _ => rows::<V, VECTORS>(p),
+            _ => rows::<V, 3>(p),
         }
     }
 }
@@ -372,6 +374,13 @@ unsafe fn rows<V: Vector, const N: usize>(p: &Panel<V::T>) {
             while p.rows - i >= 8 {
                 block::<V, 8, N>(p, i);
                 i += 8;
+            }
+        }
+        // Twelve sums, two columns and a row fit 16 registers; four by three would spill.
+        if !V::WIDE && N == 2 {
+            while p.rows - i >= 6 {
+                block::<V, 6, N>(p, i);
+                i += 6;
             }
         }
         while p.rows - i >= 4 {

@@ -81,8 +81,7 @@ fn reads(window: &Window, mut f: impl FnMut(usize, usize, usize)) {
         let os = [o / (h.output * w.output), o / w.output % h.output, o % w.output];
         for t in 0..d.kernel * h.kernel * w.kernel {
             let ts = [t / (h.kernel * w.kernel), t / w.kernel % h.kernel, t % w.kernel];
-            let at =
-                [0, 1, 2].map(|i| (os[i] * window[i].stride + ts[i] * window[i].dilation) as isize - window[i].offset);
+            let at = [0, 1, 2].map(|i| (os[i] * window[i].stride + ts[i] * window[i].dilation) as isize - window[i].offset);
             if (0..3).all(|i| (0..window[i].input as isize).contains(&at[i])) {
                 f((at[0] as usize * h.input + at[1] as usize) * w.input + at[2] as usize, t, o);
             }
@@ -154,14 +153,8 @@ fn convolutions_equal_plain_loops() {
 
 #[test]
 fn blocks_deeper_than_a_tile_are_summed_up() {
-    let axis = |input: usize, stride: usize| WindowAxis {
-        input,
-        output: input.div_ceil(stride),
-        kernel: 3,
-        stride,
-        dilation: 1,
-        offset: 1,
-    };
+    let axis =
+        |input: usize, stride: usize| WindowAxis { input, output: input.div_ceil(stride), kernel: 3, stride, dilation: 1, offset: 1 };
     let cases = [
         Case { n: 1, cin: 40, cout: 37, groups: 1, window: [axis(2, 1), axis(2, 1), axis(2, 1)] },
         Case { n: 2, cin: 23, cout: 18, groups: 1, window: [axis(4, 2), axis(5, 2), axis(6, 2)] },
@@ -266,8 +259,7 @@ fn pools_equal_plain_loops() {
         let (mut sum, mut inside) = (vec![0.0; planes * outs], vec![0usize; outs]);
         reads(&window, |_, _, o| inside[o] += 1);
         let taps: usize = window.iter().map(|a| a.kernel).product();
-        let divisor =
-            |o: usize, count: Count| if count == Count::Padded { taps } else { inside[o % outs].max(1) } as f64;
+        let divisor = |o: usize, count: Count| if count == Count::Padded { taps } else { inside[o % outs].max(1) } as f64;
         let [_, h, w] = inputs(&window);
         let (mut spread, mut spread_inside) = (vec![0.0; planes * ins], vec![0.0; planes * ins]);
         for p in 0..planes {
@@ -316,18 +308,8 @@ fn pools_equal_plain_loops() {
                 close(&back(super::super::avg_pool3d::<Flex>(xt.clone(), &window, count)), &mean, 1e-14, "average");
                 close(&back(generic::avg_pool3d::<Flex>(xt.clone(), &window, count)), &mean, 1e-14, "generic average");
                 close(&average::<f32>(&cast(&x), &window, count), &mean, 1e-6, "f32 average");
-                close(
-                    &back(super::super::avg_pool3d_grad::<Flex>(gt.clone(), &window, count)),
-                    spread,
-                    1e-14,
-                    "average grad",
-                );
-                close(
-                    &back(generic::avg_pool3d_grad::<Flex>(gt.clone(), &window, count)),
-                    spread,
-                    1e-14,
-                    "generic average grad",
-                );
+                close(&back(super::super::avg_pool3d_grad::<Flex>(gt.clone(), &window, count)), spread, 1e-14, "average grad");
+                close(&back(generic::avg_pool3d_grad::<Flex>(gt.clone(), &window, count)), spread, 1e-14, "generic average grad");
                 close(&average_grad::<f32>(&cast(&g), &window, count), spread, 1e-6, "f32 average grad");
             }
         }

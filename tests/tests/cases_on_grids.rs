@@ -1,0 +1,226 @@
+//! Small cases with right values, worked out by hand, on lines split over two and more ranks along each axis.
+
+use burn::backend::{Autodiff, Flex};
+use burn::tensor::{Tensor, TensorData};
+use burn_spatial::layout::{Axis, Layout, balanced_offsets};
+use burn_spatial::mesh::MeshAxis;
+use burn_spatial::nn::{ConvSpec, PaddingMode, PoolSpec, avg_pool3d, max_pool3d, padded_conv3d};
+use burn_spatial::{Grid, Spatial, SpatialDevice, place};
+use burn_spatial_tests::grid::agreed_on_grid;
+use burn_spatial_tests::grid::on_grid;
+
+type B = Autodiff<Spatial<Flex>>;
+type Device = SpatialDevice<burn_flex::FlexDevice>;
+
+const TO_8: [f32; 8] = [1., 2., 3., 4., 5., 6., 7., 8.];
+
+/// A line along depth, height or width, and the grids that split it.
+#[derive(Clone, Copy)]
+struct Line {
+    axis: usize,
+}
+
+impl Line {
+    fn shape(self, n: usize) -> [usize; 5] {
+        let mut shape = [1; 5];
+        shape[2 + self.axis] = n;
+        shape
+    }
+
+    fn tensor(self, values: &[f32], device: &Device) -> Tensor<B, 5> {
+        place::split(self.whole(values, device))
+    }
+
+    fn whole(self, values: &[f32], device: &Device) -> Tensor<B, 5> {
+        Tensor::from_data(TensorData::new(values.to_vec(), self.shape(values.len())), device)
+    }
+
+    /// `value` along this axis, `other` along the two others.
+    fn along<T: Copy>(self, value: T, other: T) -> [T; 3] {
+        let mut all = [other; 3];
+        all[self.axis] = value;
+        all
+    }
+}
+
+fn numbers<const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
+    tensor.into_data().to_vec().unwrap()
+}
+
+fn lines() -> impl Iterator<Item = (Line, Grid)> {
+    (0..3).flat_map(|axis| {
+        [1, 2, 4].map(|ranks| {
+            let mut grid = [1; 4];
+            grid[1 + axis] = ranks;
+            (Line { axis }, Grid(grid))
+        })
+    })
+}
+
+fn spec(line: Line, stride: usize, padding: (usize, usize), mode: PaddingMode) -> ConvSpec {
+    ConvSpec { stride: line.along(stride, 1), padding: line.along(padding, (0, 0)), mode, ..Default::default() }
+}
+
+fn convolutions(x: &[f32], w: &[f32], stride: usize, padding: (usize, usize), mode: PaddingMode, expected: &[f32]) {
+    for (line, grid) in lines() {
+        let y = agreed_on_grid(grid, |device| {
+            let y = padded_conv3d(line.tensor(x, device), line.whole(w, device), None, &spec(line, stride, padding, mode));
+            if grid.ranks() <= expected.len() && grid.ranks() > 1 {
+                assert!(!place::layout(&y).is_full(), "the result stays split");
+            }
+            numbers(y)
+        });
+        assert_eq!(y, expected, "on {grid}");
+    }
+}
+
+#[test]
+fn padding_that_is_asymmetric_strided_or_for_even_kernels() {
+    let zeros = PaddingMode::Zeros;
+    convolutions(&[1., 2., 3., 4.], &[1., 1.], 1, (0, 1), zeros, &[3., 5., 7., 4.]);
+    convolutions(&TO_8, &[1.; 3], 2, (0, 1), zeros, &[6., 12., 18., 15.]);
+    convolutions(&TO_8, &[1.; 3], 2, (1, 1), zeros, &[3., 9., 15., 21.]);
+    convolutions(&TO_8, &[1., 1.], 1, (0, 1), zeros, &[3., 5., 7., 9., 11., 13., 15., 8.]);
+    convolutions(&TO_8, &[1., 1.], 1, (0, 0), zeros, &[3., 5., 7., 9., 11., 13., 15.]);
+    convolutions(&TO_8, &[1.; 4], 1, (1, 2), zeros, &[6., 10., 14., 18., 22., 26., 21., 15.]);
+    let ten: Vec<f32> = (1..=10).map(|i| i as f32).collect();
+    convolutions(&ten, &[1.; 3], 2, (1, 1), zeros, &[3., 9., 15., 21., 27.]);
+}
+
+#[test]
+fn shards_of_asymmetric_and_even_kernels() {
+    let blocks = |w: &'static [f32], padding: (usize, usize), x: &'static [f32]| {
+        on_grid(Grid([1, 2, 1, 1]), |device| {
+            let line = Line { axis: 0 };
+            let y = padded_conv3d(line.tensor(x, device), line.whole(w, device), None, &spec(line, 1, padding, PaddingMode::Zeros));
+            place::local(y).to_vec::<f32>().unwrap()
+        })
+    };
+    assert_eq!(blocks(&[1., 1.], (0, 1), &[1., 2., 3., 4.]), [vec![3., 5.], vec![7., 4.]]);
+    assert_eq!(blocks(&[1., 1.], (0, 0), &TO_8), [vec![3., 5., 7., 9.], vec![11., 13., 15.]]);
+}
+
+#[test]
+fn extents_8_6_3_with_stride_2_give_4_3_2() {
+    for grid in [Grid::ONE, Grid([1, 2, 1, 1]), Grid([1, 1, 2, 1]), Grid([1, 1, 1, 2]), Grid([1, 2, 2, 2])] {
+        let dims = agreed_on_grid(grid, |device| {
+            let x = place::split(Tensor::<B, 5>::ones([1, 1, 8, 6, 3], device));
+            let w = Tensor::<B, 5>::ones([1, 1, 3, 3, 3], device);
+            let spec = ConvSpec { stride: [2; 3], padding: [(1, 1); 3], ..Default::default() };
+            padded_conv3d(x, w, None, &spec).into_data().shape.to_vec()
+        });
+        assert_eq!(dims, [1, 1, 4, 3, 2]);
+    }
+}
+
+#[test]
+fn both_neighbours_are_one_rank_on_a_periodic_axis() {
+    let x = [1., 2., 3., 4.];
+    let periodic = PaddingMode::Periodic;
+    convolutions(&x, &[1., 0., 0.], 1, (1, 1), periodic, &[4., 1., 2., 3.]);
+    convolutions(&x, &[0., 0., 1.], 1, (1, 1), periodic, &[2., 3., 4., 1.]);
+    convolutions(&x, &[1., 1., 1.], 1, (1, 1), periodic, &[7., 6., 9., 8.]);
+}
+
+/// A mesh axis of one rank gives the bits of the plain backend.
+#[test]
+fn a_group_of_one_has_the_serial_bits() {
+    let values: Vec<f32> = (0..2 * 3 * 125).map(|i| (i as f32 * 0.37).sin()).collect();
+    let weights: Vec<f32> = (0..4 * 3 * 27).map(|i| (i as f32 * 0.11).cos()).collect();
+    for mode in [PaddingMode::Zeros, PaddingMode::Periodic] {
+        let spec = ConvSpec { padding: [(1, 1); 3], mode, ..Default::default() };
+        let x = || TensorData::new(values.clone(), [2, 3, 5, 5, 5]);
+        let w = || TensorData::new(weights.clone(), [4, 3, 3, 3, 3]);
+        let plain = Default::default();
+        let serial = padded_conv3d(Tensor::<Autodiff<Flex>, 5>::from_data(x(), &plain), Tensor::from_data(w(), &plain), None, &spec);
+        let one = agreed_on_grid(Grid::ONE, |device| {
+            padded_conv3d(place::split(Tensor::<B, 5>::from_data(x(), device)), Tensor::from_data(w(), device), None, &spec).into_data()
+        });
+        one.assert_eq(&serial.into_data(), true);
+    }
+}
+
+#[test]
+fn pool_windows_across_a_boundary() {
+    for (line, grid) in lines() {
+        let (counted, inside, maximum) = agreed_on_grid(grid, |device| {
+            let pool = |include| PoolSpec {
+                kernel: line.along(3, 1),
+                stride: line.along(2, 1),
+                padding: line.along(1, 0),
+                count_include_pad: include,
+            };
+            let x = line.tensor(&TO_8, device);
+            (
+                numbers(avg_pool3d(x.clone(), &pool(true))),
+                numbers(avg_pool3d(x.clone(), &pool(false))),
+                numbers(max_pool3d(x.neg(), &pool(true)).0),
+            )
+        });
+        assert_eq!(counted, [1., 3., 5., 7.], "on {grid}");
+        assert_eq!(inside, [1.5, 3., 5., 7.], "on {grid}");
+        assert_eq!(maximum, [-1., -2., -4., -6.], "on {grid}");
+    }
+}
+
+#[test]
+fn partial_weight_gradients_are_summed_once() {
+    for (line, grid) in lines() {
+        let (dw, dx) = agreed_on_grid(grid, |device| {
+            let x = line.tensor(&TO_8, device).require_grad();
+            let w = line.whole(&[1., 2., 3.], device).require_grad();
+            let gradients = padded_conv3d(x.clone(), w.clone(), None, &spec(line, 1, (1, 1), PaddingMode::Zeros)).sum().backward();
+            let dw = w.grad(&gradients).unwrap();
+            (dw.into_data().to_vec::<f32>().unwrap(), x.grad(&gradients).unwrap().into_data().to_vec::<f32>().unwrap())
+        });
+        assert_eq!(dw, [28., 36., 35.], "on {grid}");
+        assert_eq!(dx, [3., 6., 6., 6., 6., 6., 6., 5.], "on {grid}");
+    }
+}
+
+#[test]
+fn reshape_permute_and_flatten_keep_global_values() {
+    // Every element is its own flat position.
+    let shape = [2usize, 3, 4, 5, 6];
+    let n: usize = shape.iter().product();
+    for grid in [Grid::ONE, Grid([2, 1, 1, 1]), Grid([1, 4, 1, 1]), Grid([1, 2, 2, 2]), Grid([2, 1, 1, 3])] {
+        let done = agreed_on_grid(grid, |device| {
+            let data = TensorData::new((0..n).map(|i| i as f32).collect::<Vec<_>>(), shape);
+            let x = place::split(Tensor::<B, 5>::from_data(data, device));
+            let flat = numbers(x.clone().flatten::<2>(1, 4));
+            let permuted = numbers(x.clone().permute([4, 0, 3, 1, 2]));
+            let reshaped = numbers(x.reshape([6, 2, 2, 10, 3]));
+            (flat, permuted, reshaped)
+        });
+        assert!(done.0.iter().enumerate().all(|(i, v)| *v == i as f32), "flatten on {grid}");
+        assert!(done.2.iter().enumerate().all(|(i, v)| *v == i as f32), "reshape on {grid}");
+        let mut at = 0;
+        for w in 0..6 {
+            for b in 0..2 {
+                for h in 0..5 {
+                    for c in 0..3 {
+                        for d in 0..4 {
+                            assert_eq!(done.1[at], ((((b * 3 + c) * 4 + d) * 5 + h) * 6 + w) as f32, "permute on {grid}");
+                            at += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn planes_of_a_remainder_are_all_there() {
+    // Plane d holds d: slabs of 3 + 3 + 2 + 2, and a column sums to 45.
+    let slabs = on_grid(Grid([1, 4, 1, 1]), |device| {
+        let x: Vec<f32> = (0..10 * 4).map(|i| (i / 4) as f32).collect();
+        let layout = Layout::full(&[1, 1, 10, 2, 2]).with_dim(2, vec![Axis::split(MeshAxis::Depth, balanced_offsets(10, 4))]);
+        let x = place::to_layout(Tensor::<B, 5>::from_data(TensorData::new(x, [1, 1, 10, 2, 2]), device), &layout);
+        let block = place::local(x.clone()).to_vec::<f32>().unwrap();
+        let column = x.slice([0..1, 0..1, 0..10, 0..1, 0..1]).sum().into_data().to_vec::<f32>().unwrap();
+        (block.len() / 4, column[0])
+    });
+    assert_eq!(slabs.iter().map(|s| s.0).collect::<Vec<_>>(), [3, 3, 2, 2]);
+    assert!(slabs.iter().all(|s| s.1 == 45.0));
+}

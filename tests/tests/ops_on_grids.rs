@@ -1,0 +1,183 @@
+//! Operations on split volumes against the same program on one plain rank: values, layouts, and what is gathered.
+
+use burn::backend::Flex;
+use burn::tensor::{Bool, Distribution, Int, Tensor, TensorData, Tolerance, activation, backend::Backend};
+use burn_spatial::layout::{Axis, Layout, balanced_offsets};
+use burn_spatial::mesh::MeshAxis;
+use burn_spatial::{Grid, Spatial, place};
+use burn_spatial_tests::grid::{GRIDS, agreed_on_grid};
+
+type S = Spatial<Flex>;
+
+const SHAPE: [usize; 5] = [4, 3, 6, 5, 7];
+
+/// Values that are exact in f32 and never twice the same.
+fn volume(seed: u64) -> TensorData {
+    let n: usize = SHAPE.iter().product();
+    let value = |i: usize| {
+        let hash = (i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15 ^ seed.wrapping_mul(0xD134_2543_DE82_EF95)) >> 40;
+        (hash as f32 - (1 << 23) as f32) / (1 << 22) as f32
+    };
+    TensorData::new((0..n).map(value).collect::<Vec<f32>>(), SHAPE)
+}
+
+/// A program over two volumes, run on any backend; what it returns is compared.
+struct Program<const D: usize> {
+    plain: fn(Tensor<Flex, 5>, Tensor<Flex, 5>) -> Tensor<Flex, D>,
+    split: fn(Tensor<S, 5>, Tensor<S, 5>) -> Tensor<S, D>,
+    gathers: u64,
+}
+
+fn check<const D: usize>(name: &str, program: Program<D>) {
+    let device = Default::default();
+    let expected = (program.plain)(Tensor::from_data(volume(1), &device), Tensor::from_data(volume(2), &device)).into_data();
+    for grid in GRIDS {
+        let (data, gathers) = agreed_on_grid(grid, |device| {
+            let x = place::split(Tensor::<S, 5>::from_data(volume(1), device));
+            let y = place::split(Tensor::<S, 5>::from_data(volume(2), device));
+            let result = (program.split)(x, y);
+            let gathers = device.stats().gathered();
+            (result.into_data(), gathers)
+        });
+        assert_eq!(data.shape, expected.shape, "{name} on {grid}");
+        data.assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-5, 1e-5));
+        if grid.ranks() > 1 && program.gathers == 0 {
+            assert_eq!(gathers, 0, "{name} gathers on {grid}");
+        }
+    }
+}
+
+macro_rules! programs {
+    ($($name:ident: $rank:literal, gathers $gathers:literal, |$x:ident, $y:ident| $body:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            fn program<B: Backend>($x: Tensor<B, 5>, $y: Tensor<B, 5>) -> Tensor<B, $rank> {
+                let _ = &$y;
+                $body
+            }
+            check::<$rank>(stringify!($name), Program { plain: program::<Flex>, split: program::<S>, gathers: $gathers });
+        }
+    )*};
+}
+
+/// Multiplies by something that tells every position from every other, so that a block in the wrong place is seen.
+fn marked<B: Backend, const D: usize>(x: Tensor<B, D>) -> Tensor<B, D> {
+    let n = x.dims().iter().product::<usize>() as i64;
+    let ramp = Tensor::<B, 1, Int>::arange(0..n, &x.device()).float().reshape(x.dims());
+    x * (ramp / n as f32 + 1.0)
+}
+
+programs! {
+    pointwise: 5, gathers 0, |x, y| marked((x.clone() * y.clone() - x / (y.abs() + 1.0)).exp().log1p());
+    comparison_and_mask: 5, gathers 0, |x, y| marked(x.clone().mask_where(x.clone().greater(y.clone()), y).mask_fill(x.lower_elem(0.0), 3.0));
+    broadcast: 5, gathers 0, |x, y| marked(x.clone() * y.mean_dim(2).mean_dim(3) + x.sum_dim(0));
+    permuted: 5, gathers 0, |x, y| marked(x.permute([2, 0, 4, 1, 3]).swap_dims(0, 3) + y.permute([1, 0, 4, 2, 3]));
+    flattened: 2, gathers 0, |x, _y| marked(x.swap_dims(0, 1).reshape([3, 4 * 6 * 5 * 7]));
+    reshaped_across: 3, gathers 0, |x, _y| marked(x.reshape([4 * 3 * 3, 2 * 5, 7]));
+    reshaped_anyhow: 2, gathers 0, |x, _y| marked(x.reshape([4 * 3 * 5, 6 * 7]));
+    expanded: 5, gathers 0, |x, y| marked(x.slice([0..1, 0..3, 0..1, 0..5, 0..7]).expand(SHAPE) + y);
+    repeated: 5, gathers 0, |x, y| marked(Tensor::cat(vec![x.clone().repeat_dim(1, 2), y], 1).repeat_dim(1, 2));
+    tiled_along_a_split: 5, gathers 0, |x, y| marked(x.slice([0..4, 0..3, 0..3, 0..5, 0..7]).repeat_dim(2, 2) + y);
+    cut: 5, gathers 0, |x, _y| marked(x.slice([1..4, 0..2, 1..6, 0..4, 2..7]));
+    cut_thin: 5, gathers 0, |x, _y| marked(x.slice([3..4, 1..2, 4..6, 4..5, 5..7]));
+    assigned: 5, gathers 0, |x, y| marked(x.slice_assign([1..3, 0..2, 2..5, 1..5, 0..6], y.slice([0..2, 1..3, 0..3, 0..4, 1..7])));
+    assigned_to_a_constant: 5, gathers 0, |x, _y| {
+        let zeros = Tensor::zeros([4, 3, 9, 8, 7], &x.device());
+        marked(zeros.slice_assign([0..4, 0..3, 2..8, 1..6, 0..7], x))
+    };
+    padded: 5, gathers 0, |x, _y| marked(x.pad([(1, 2), (0, 3)], burn::tensor::ops::PadMode::Constant(2.0)));
+    sums: 5, gathers 0, |x, y| marked(x.clone().sum_dim(2).sum_dim(3).sum_dim(4) + y.sum_dim(0).sum_dim(2).neg().sum_dim(3).sum_dim(4) - x.mean_dim(4).sum_dim(2).mean_dim(3));
+    total: 1, gathers 0, |x, y| (x.clone().abs().sum() + y.clone().abs().mean()) * x.clone().max() - y.clone().min() + x.slice([0..1, 0..1, 0..3, 0..2, 0..2]).prod();
+    extremes: 5, gathers 0, |x, y| marked(x.clone().max_dim(2) + y.clone().min_dim(3) + x.max_dim(0) + y.max_dim(1));
+    positions: 5, gathers 0, |x, y| marked(x.clone().argmax(2).float() + y.clone().argmin(4).float() * 8.0 + x.argmax(0).float() * 64.0 + y.argmax(1).float());
+    products: 5, gathers 0, |x, y| marked(x.prod_dim(2) + y.prod_dim(4));
+    some_and_all: 5, gathers 0, |x, y| marked(
+        x.clone().greater_elem(1.0).any_dim(2).float() + y.clone().greater_elem(-1.9).all_dim(3).float() + x.equal(y).any().float().reshape([1, 1, 1, 1, 1])
+    );
+    variance: 5, gathers 0, |x, _y| marked(x.clone().var(2) + x.var_mean(4).0);
+    softmax_over_channels: 5, gathers 0, |x, y| marked(activation::softmax(x, 1) * activation::log_softmax(y, 1));
+    softmax_over_a_split: 5, gathers 0, |x, y| marked(activation::softmax(x, 2) * activation::softmax(y, 4));
+    activations: 5, gathers 0, |x, y| marked(activation::leaky_relu(x.clone(), 0.1) + activation::relu(y.clone()) * activation::sigmoid(x) + activation::gelu(y));
+    matrix_products: 5, gathers 0, |x, y| marked(x.matmul(y.swap_dims(3, 4)));
+    gathered_along_channels: 5, gathers 0, |x, y| marked(x.gather(1, y.abs().int().clamp(0, 2)));
+    scattered_along_channels: 5, gathers 0, |x, y| {
+        let indices = y.clone().abs().int().clamp(0, 2);
+        marked(x.scatter(1, indices, y, burn::tensor::IndexingUpdateOp::Add))
+    };
+    selected: 5, gathers 0, |x, _y| {
+        let indices = Tensor::<_, 1, Int>::from_ints([2, 0, 1, 1], &x.device());
+        marked(x.select(1, indices))
+    };
+    sorted_channels: 5, gathers 0, |x, y| marked(x.sort(1) + y.cumsum(1));
+    sorted_along_a_split: 5, gathers 1, |x, y| marked(x.sort(2) + y.cumsum(3));
+    flipped: 5, gathers 1, |x, y| marked(x.flip([1, 2]) + y.flip([4]));
+    joined_along_a_split: 5, gathers 1, |x, y| marked(Tensor::cat(vec![x, y], 2));
+    strided: 5, gathers 1, |x, _y| marked(x.slice([s(0, 4, 1), s(0, 3, 2), s(1, 6, 2), s(0, 5, 1), s(0, 7, 3)]));
+    constants: 5, gathers 0, |x, y| {
+        let device = x.device();
+        let ones = Tensor::ones(SHAPE, &device);
+        marked(ones.clone().sum_dim(2) * x.clone() + ones.clone().mean() .reshape([1, 1, 1, 1, 1]) * y + ones.clone().cumsum(4).prod_dim(1) + ones.mul_scalar(2.0).prod_dim(3) * x)
+    };
+    means_of_squares: 1, gathers 0, |x, y| (x - y).square().mean();
+}
+
+fn s(start: isize, end: isize, step: isize) -> burn::tensor::Slice {
+    burn::tensor::Slice::new(start, Some(end), step)
+}
+
+#[test]
+fn random_tensors_are_the_same_on_every_grid() {
+    let draw = |device: &burn::tensor::Device<S>| {
+        S::seed(device, 42);
+        let x = place::split(Tensor::<S, 5>::ones(SHAPE, device) * Tensor::<S, 5>::from_data(volume(3), device));
+        let mask = x.random_like(Distribution::Bernoulli(0.7));
+        let noise = x.random_like(Distribution::Normal(0.0, 1.0));
+        let layout = place::layout(&(x.clone() * mask.clone()));
+        assert_eq!(layout, place::layout(&x), "a random tensor takes the layout it meets");
+        // The same tensor met twice has the same values.
+        let twice = (x.clone() * mask.clone() - x.clone() * mask).abs().max().into_scalar();
+        assert_eq!(twice, 0.0);
+        (x * noise).into_data()
+    };
+    let one = agreed_on_grid(Grid::ONE, draw);
+    for grid in GRIDS {
+        one.assert_eq(&agreed_on_grid(grid, draw), true);
+    }
+}
+
+#[test]
+fn uneven_shards_and_relayout() {
+    for grid in [Grid([1, 2, 1, 1]), Grid([1, 3, 1, 1])] {
+        let ranks = grid.ranks();
+        let data = agreed_on_grid(grid, |device| {
+            let x = Tensor::<S, 5>::from_data(volume(1), device);
+            let uneven = Layout::full(&SHAPE)
+                .with_dim(4, vec![Axis::split(MeshAxis::Depth, if ranks == 2 { vec![0, 1, 7] } else { vec![0, 1, 2, 7] })]);
+            let a = place::to_layout(x, &uneven);
+            let by_depth = Layout::full(&SHAPE).with_dim(2, vec![Axis::split(MeshAxis::Depth, balanced_offsets(6, ranks))]);
+            let b = place::to_layout(a.clone(), &by_depth);
+            assert_eq!(place::layout(&(a.clone() + b.clone())), uneven, "the first operand's split stays");
+            assert_eq!(device.stats().gathered(), 0);
+            ((a.clone() + b.clone()).into_data(), (b * a).into_data())
+        });
+        let device = Default::default();
+        let x = Tensor::<Flex, 5>::from_data(volume(1), &device);
+        data.0.assert_eq(&(x.clone() + x.clone()).into_data(), true);
+        data.1.assert_eq(&(x.clone() * x).into_data(), true);
+    }
+}
+
+#[test]
+fn reading_what_is_split_gives_every_rank_the_whole() {
+    for grid in GRIDS {
+        let (float, int, bool) = agreed_on_grid(grid, |device| {
+            let x = place::split(Tensor::<S, 5>::from_data(volume(1), device));
+            let mask: Tensor<S, 5, Bool> = x.clone().greater_elem(0.0);
+            (x.clone().into_data(), x.mul_scalar(100.0).int().into_data(), mask.into_data())
+        });
+        let plain = Tensor::<Flex, 5>::from_data(volume(1), &Default::default());
+        float.assert_eq(&volume(1), true);
+        int.assert_eq(&plain.clone().mul_scalar(100.0).int().into_data(), true);
+        bool.assert_eq(&plain.greater_elem(0.0).into_data(), true);
+    }
+}

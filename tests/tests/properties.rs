@@ -1,0 +1,249 @@
+//! Random shapes, windows, shard boundaries and grids against one plain rank, output and gradients; and the adjoint
+//! identity <F x, y> = <x, F* y> of what moves data.
+
+use burn::backend::{Autodiff, Flex};
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{DType, Tensor, TensorData};
+use burn_spatial::comm::Kind;
+use burn_spatial::layout::{Axis, Layout};
+use burn_spatial::mesh::MeshAxis;
+use burn_spatial::nn::{ConvSpec, PaddingMode, PoolSpec, WindowBackend, avg_pool3d, max_pool3d, padded_conv3d};
+use burn_spatial::{Grid, Spatial, place};
+use burn_spatial_tests::grid::on_grid;
+use proptest::prelude::*;
+
+type Plain = Autodiff<Flex>;
+type Split = Autodiff<Spatial<Flex>>;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Conv { weight: [usize; 5], bias: bool, spec: ConvSpec },
+    Average(PoolSpec),
+    Maximum(PoolSpec),
+}
+
+#[derive(Clone, Debug)]
+struct Setting {
+    grid: Grid,
+    shape: [usize; 5],
+    /// Shard boundaries of batch, depth, height and width.
+    offsets: [Vec<usize>; 4],
+    op: Op,
+    seed: u64,
+}
+
+fn numbers(n: usize, seed: u64) -> Vec<f64> {
+    let mix = |i: usize| (i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(seed).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 11;
+    (0..n).map(|i| mix(i) as f64 / (1u64 << 52) as f64 - 1.0).collect()
+}
+
+fn tensor<B: burn::tensor::backend::Backend>(shape: [usize; 5], seed: u64, device: &B::Device) -> Tensor<B, 5> {
+    let data = TensorData::new(numbers(shape.iter().product(), seed), shape);
+    Tensor::from_data(data, (device, DType::F64))
+}
+
+/// Output and gradients, in f64.
+fn run<B: AutodiffBackend + WindowBackend>(s: &Setting, device: &B::Device, place: impl Fn(Tensor<B, 5>) -> Tensor<B, 5>) -> Vec<Vec<f64>> {
+    let x = place(tensor::<B>(s.shape, s.seed, device)).require_grad();
+    let mut weights = Vec::new();
+    let mut shift = None;
+    let y = match &s.op {
+        Op::Conv { weight, bias, spec } => {
+            let w = tensor::<B>(*weight, s.seed + 1, device).require_grad();
+            weights.push(w.clone());
+            shift = bias.then(|| {
+                let data = TensorData::new(numbers(weight[0], s.seed + 2), [weight[0]]);
+                Tensor::<B, 1>::from_data(data, (device, DType::F64)).require_grad()
+            });
+            padded_conv3d(x.clone(), w, shift.clone(), spec)
+        }
+        Op::Average(spec) => avg_pool3d(x.clone(), spec),
+        Op::Maximum(spec) => max_pool3d(x.clone(), spec).0,
+    };
+    // A gradient that tells every position from every other.
+    let gy = tensor::<B>(y.dims(), s.seed + 3, device);
+    let gradients = (y.clone() * gy).sum().backward();
+    let read = |t: Tensor<B::InnerBackend, 5>| t.into_data().to_vec::<f64>().unwrap();
+    let mut all = vec![y.into_data().to_vec::<f64>().unwrap(), read(x.grad(&gradients).unwrap())];
+    all.extend(weights.iter().map(|w| read(w.grad(&gradients).unwrap())));
+    all.extend(shift.iter().map(|b| b.grad(&gradients).unwrap().into_data().to_vec::<f64>().unwrap()));
+    all
+}
+
+/// Increasing boundaries of `extent` in `ranks` shards of at least one voxel.
+fn boundaries(extent: usize, ranks: usize) -> impl Strategy<Value = Vec<usize>> {
+    proptest::sample::subsequence((1..extent).collect::<Vec<_>>(), ranks - 1).prop_map(move |mut inner| {
+        inner.insert(0, 0);
+        inner.push(extent);
+        inner
+    })
+}
+
+fn grids() -> impl Strategy<Value = Grid> {
+    proptest::sample::select(vec![
+        [1, 2, 1, 1],
+        [1, 1, 2, 1],
+        [1, 1, 1, 2],
+        [1, 2, 2, 1],
+        [2, 1, 2, 1],
+        [1, 3, 1, 1],
+        [1, 1, 1, 4],
+        [1, 2, 2, 2],
+        [2, 1, 1, 1],
+    ])
+    .prop_map(Grid)
+}
+
+fn windows() -> impl Strategy<Value = ([usize; 3], [usize; 3], [usize; 3], [(usize, usize); 3], bool)> {
+    (
+        [1..=5usize, 1..=5, 1..=5],
+        [1..=3usize, 1..=3, 1..=3],
+        [1..=2usize, 1..=2, 1..=2],
+        [(0..=3usize, 0..=3usize), (0..=3, 0..=3), (0..=3, 0..=3)],
+        any::<bool>(),
+    )
+}
+
+fn op(shape: [usize; 5]) -> impl Strategy<Value = Op> {
+    (0..4, windows(), 1..=2usize, 1..=2usize, any::<bool>()).prop_filter_map(
+        "the window does not fit",
+        move |(kind, w, groups, out, flag)| {
+            let (kernel, stride, dilation, padding, periodic) = w;
+            if kind < 2 {
+                let groups = if shape[1].is_multiple_of(groups) { groups } else { 1 };
+                let weight = [out * groups, shape[1] / groups, kernel[0], kernel[1], kernel[2]];
+                let mode = if periodic { PaddingMode::Periodic } else { PaddingMode::Zeros };
+                let spec = ConvSpec { stride, padding, mode, dilation, groups };
+                spec.window(shape, weight).ok().map(|_| Op::Conv { weight, bias: flag, spec })
+            } else {
+                let spec =
+                    PoolSpec { kernel, stride, padding: std::array::from_fn(|i| padding[i].0.min(kernel[i] / 2)), count_include_pad: flag };
+                spec.window(shape).ok().map(|_| if kind == 2 { Op::Average(spec) } else { Op::Maximum(spec) })
+            }
+        },
+    )
+}
+
+fn settings() -> impl Strategy<Value = Setting> {
+    (grids(), [1..=3usize, 1..=3, 1..=7, 1..=7, 1..=7], any::<u32>())
+        .prop_flat_map(|(grid, shape, seed)| {
+            let [n, d, h, w] = grid.0;
+            // At least one voxel a rank, at times exactly one.
+            let shape = [shape[0].max(n), shape[1], shape[2].max(d), shape[3].max(h), shape[4].max(w)];
+            let offsets = [boundaries(shape[0], n), boundaries(shape[2], d), boundaries(shape[3], h), boundaries(shape[4], w)];
+            (Just(grid), Just(shape), offsets, op(shape), Just(seed as u64))
+        })
+        .prop_map(|(grid, shape, offsets, op, seed)| Setting { grid, shape, offsets, op, seed })
+}
+
+fn layout(s: &Setting) -> Layout {
+    [0, 2, 3, 4].into_iter().zip(&s.offsets).zip(MeshAxis::ALL).fold(Layout::full(&s.shape), |layout, ((dim, offsets), mesh)| {
+        if offsets.len() > 2 { layout.with_dim(dim, vec![Axis::split(mesh, offsets.clone())]) } else { layout }
+    })
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(x, y)| x * y).sum()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn windows_of_any_shards_equal_one_rank(s in settings()) {
+        let expected = run::<Plain>(&s, &Default::default(), |x| x);
+        let layout = layout(&s);
+        let all = on_grid(s.grid, |device| {
+            let result = run::<Split>(&s, device, |x| place::to_layout(x, &layout));
+            assert_eq!(device.stats().gathered(), 0);
+            result
+        });
+        for result in all {
+            for (got, want) in result.iter().zip(&expected) {
+                let scale = want.iter().fold(1e-300f64, |m, v| m.max(v.abs()));
+                let worst = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                prop_assert!(got.len() == want.len() && worst <= 1e-11 * scale, "off by {worst} of {scale}");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// The gradient of a window operation with halos is its adjoint: it is linear in x (the pools' and convolutions'
+    /// forward with fixed weights), so <F x, y> = <x, F* y>, here with the sums made over the shards.
+    #[test]
+    fn halo_exchange_has_its_adjoint(s in settings()) {
+        prop_assume!(!matches!(s.op, Op::Maximum(_)));
+        let mut s = s;
+        if let Op::Conv { bias, .. } = &mut s.op {
+            *bias = false;
+        }
+        let layout = layout(&s);
+        on_grid(s.grid, |device| {
+            let all = run::<Split>(&s, device, |x| place::to_layout(x, &layout));
+            let (y, dx) = (&all[0], &all[1]);
+            let (x, gy) = (numbers(dx.len(), s.seed), numbers(y.len(), s.seed + 3));
+            let (left, right) = (dot(y, &gy), dot(&x, dx));
+            let scale = y.iter().zip(&gy).map(|(a, b)| (a * b).abs()).sum::<f64>().max(1e-300);
+            assert!((left - right).abs() <= 1e-12 * scale, "{left} and {right}");
+        });
+    }
+
+    /// Changes of layout are permutations of storage: there and back is the identity, and inner products are kept.
+    #[test]
+    fn relayout_keeps_inner_products(a in settings(), b in settings()) {
+        let grid = a.grid;
+        let (from, to) = (layout(&a), {
+            // The other setting's boundaries, where its grid is the same; else whole.
+            if b.grid == grid && b.shape == a.shape { layout(&b) } else { Layout::full(&a.shape) }
+        });
+        on_grid(grid, |device| {
+            let x = place::to_layout(tensor::<Spatial<Flex>>(a.shape, a.seed, device), &from);
+            let y = tensor::<Spatial<Flex>>(a.shape, a.seed + 9, device);
+            let moved = place::to_layout(x.clone(), &to);
+            let there = (moved.clone() * place::to_layout(y.clone(), &to)).sum().into_data().to_vec::<f64>().unwrap()[0];
+            let back = place::to_layout(moved, &from);
+            let here = (back.clone() * place::to_layout(y, &from)).sum().into_data().to_vec::<f64>().unwrap()[0];
+            assert!((there - here).abs() <= 1e-11 * (1.0 + here.abs()));
+            place::local(back).assert_eq(&place::local(x), true);
+        });
+    }
+}
+
+/// A 3^3 convolution on 2x2x2: every rank exchanges one message with each of its seven neighbours, forward; faces,
+/// edges and a corner of the halo of one voxel. The gradient of x sends the same back; the weight gradient needs the
+/// halo of x again and one sum.
+#[test]
+fn a_convolution_on_2x2x2_costs_seven_messages() {
+    let (n, c, out, edge) = (1usize, 3usize, 5usize, 8usize);
+    let half = edge / 2;
+    let halo = (half + 1).pow(3) - half.pow(3);
+    on_grid(Grid([1, 2, 2, 2]), |device| {
+        let x = place::split(Tensor::<Split, 5>::ones([n, c, edge, edge, edge], device)).require_grad();
+        let w = Tensor::<Split, 5>::ones([out, c, 3, 3, 3], device).require_grad();
+        let spec = ConvSpec { padding: [(1, 1); 3], ..Default::default() };
+        let count = || device.stats().comm;
+        let start = count();
+        let y = padded_conv3d(x.clone(), w.clone(), None, &spec);
+        let forward = count();
+        let sent = forward.since(&start).get(Kind::PointToPoint);
+        assert_eq!(sent.sent, (n * c * halo * 4) as u64, "forward bytes");
+        assert_eq!(sent.received, sent.sent);
+        assert_eq!(sent.calls, 7, "one message to each neighbour");
+        assert_eq!(forward.since(&start).total().calls, 7, "nothing else");
+        let loss = y.sum();
+        let before = count();
+        let gradients = loss.backward();
+        let dw = w.grad(&gradients).unwrap().into_data();
+        let backward = count().since(&before);
+        assert_eq!(backward.get(Kind::PointToPoint).sent, 2 * sent.sent, "halo of x again, and gradients back");
+        assert_eq!(backward.get(Kind::PointToPoint).calls, 14);
+        assert_eq!(backward.get(Kind::AllReduce).calls, 1, "one sum of weight gradients");
+        assert_eq!(backward.get(Kind::AllReduce).sent, (out * c * 27 * 4) as u64);
+        assert_eq!(backward.total().calls, 15);
+        assert_eq!(dw.shape.to_vec(), [out, c, 3, 3, 3]);
+        assert_eq!(device.stats().gathered() + device.stats().redistributions, 0);
+    });
+}
