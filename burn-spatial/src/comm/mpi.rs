@@ -30,6 +30,7 @@
 //! `i32`). Of ranks that have it set differently, the smallest holds.
 
 use std::fmt;
+use std::io::Write;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -41,7 +42,7 @@ use mpi::ffi;
 
 use super::{
     Comm, CommCounters, CommError, Communicator, Kind, ReduceOp, Request, Signature, env_number, reduce,
-    timeout_from_env,
+    timeout_from_env, without_rank,
 };
 
 /// Up to this many bytes an all-reduce sends whole buffers.
@@ -149,12 +150,14 @@ pub fn finalize(world: &Comm) -> Result<(), CommError> {
     check(engine.rank, "MPI_Finalize", unsafe { ffi::MPI_Finalize() })
 }
 
-/// Ends all ranks of the job now, with exit code `code`. Does not return where MPI is running.
-pub(crate) fn abort_job(code: i32) {
-    if let Some(engine) = ENGINE.get() {
-        // SAFETY: MPI is initialised; aborting is allowed from any thread.
-        unsafe { ffi::MPI_Abort(engine.world.0, code) };
-    }
+/// Prints `rank R: cause` and ends all ranks of the job with exit code 1. Does not return while MPI is running.
+pub(crate) fn abort_job(cause: &str) {
+    let Some(engine) = ENGINE.get() else { return };
+    let cause = without_rank(engine.rank, cause);
+    // In one write, so that the lines of ranks that fail together do not mix. There is nobody to tell of an error.
+    let _ = std::io::stderr().write_all(format!("rank {}: {cause}\n", engine.rank).as_bytes());
+    // SAFETY: MPI is initialised; aborting is allowed from any thread.
+    unsafe { ffi::MPI_Abort(engine.world.0, 1) };
 }
 
 /// This process's number among the ranks of its node, from 0; `None` before [`init`].
@@ -1151,8 +1154,7 @@ impl Communicator for MpiComm {
     }
 
     fn abort(&self, cause: &str) {
-        eprintln!("rank {}: {cause}", self.group.engine.rank);
-        abort_job(1);
+        abort_job(cause);
     }
 
     fn counters(&self) -> &Arc<CommCounters> {
