@@ -58,6 +58,7 @@ pub mod layout;
 pub mod mesh;
 pub mod nn;
 mod ops;
+pub mod optim;
 pub mod place;
 mod random;
 mod redistribute;

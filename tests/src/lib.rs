@@ -3,6 +3,7 @@
 #![warn(missing_docs)]
 
 pub mod comm_checks;
+pub mod e2e;
 pub mod fixtures;
 pub mod grid;
 pub mod modules;

@@ -15,7 +15,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Tensor, TensorData, Tolerance};
 use burn_spatial::comm::Kind;
 use burn_spatial::nn::{AvgPool3d, AvgPool3dConfig, WindowBackend};
-use burn_spatial::{Grid, Spatial, place};
+use burn_spatial::{Grid, Spatial, optim, place};
 
 use crate::grid::agreed_on_grid;
 use crate::suite::{Device, Program, agree};
@@ -343,6 +343,30 @@ pub fn batch_norm_of_two_shards(device: &Device) {
     dx.assert_approx_eq::<f32>(&TensorData::new(vec![1f32, -1.0, 0.0, 0.0], shape), Tolerance::absolute(1e-6));
 }
 
+/// A parameter of a volume's own shape.
+#[derive(Module, Debug)]
+struct Field<B: Backend> {
+    field: Param<Tensor<B, 5>>,
+}
+
+/// The gradient of a parameter that meets a volume element by element lies as the volume does, until made whole.
+pub fn gradients_are_made_whole_and_normed(device: &Device) {
+    let shape = [1, 2, 4, 5, 6];
+    let n: usize = shape.iter().product();
+    let data = |seed| TensorData::new(numbers(n, seed), shape);
+    let model = Field { field: Param::from_tensor(Tensor::<Split, 5>::from_data(data(1), device).require_grad()) };
+    let x = place::split(Tensor::<Split, 5>::from_data(data(2), device));
+    let split = !place::layout(&x).is_full();
+    let gradients = GradientsParams::from_grads((model.field.val() * x).sum().backward(), &model);
+    let whole = |g: &GradientsParams| place::layout(&g.get::<Spatial<Flex>, 5>(model.field.id).unwrap()).is_full();
+    assert_eq!(whole(&gradients), !split);
+    let gradients = optim::whole_gradients::<Split, _>(&model, gradients);
+    assert!(whole(&gradients));
+    let norm = optim::gradient_norm::<Split, _>(&model, &gradients, device).into_data().to_vec::<f32>().unwrap()[0];
+    let expected = numbers(n, 2).iter().map(|v| (*v as f64).powi(2)).sum::<f64>().sqrt();
+    assert!((norm as f64 - expected).abs() < 1e-5 * expected, "{norm}, not {expected}");
+}
+
 /// What of this module runs on every grid.
 pub const PROGRAMS: &[Program] = &[
     Program { name: "training", run: training },
@@ -353,4 +377,5 @@ pub const PROGRAMS: &[Program] = &[
     Program { name: "batch_norm_costs_two_all_reduces_of_c_numbers", run: batch_norm_costs_two_all_reduces_of_c_numbers },
     Program { name: "gradient_of_a_replicated_factor", run: gradient_of_a_replicated_factor },
     Program { name: "batch_norm_of_two_shards", run: batch_norm_of_two_shards },
+    Program { name: "gradients_are_made_whole_and_normed", run: gradients_are_made_whole_and_normed },
 ];

@@ -10,4 +10,5 @@ burn_spatial_tests::on_threads! {
     batch_norm_costs_two_all_reduces_of_c_numbers,
     gradient_of_a_replicated_factor,
     batch_norm_of_two_shards,
+    gradients_are_made_whole_and_normed,
 }

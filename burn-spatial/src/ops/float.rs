@@ -7,7 +7,7 @@ use burn_backend::{Backend, Distribution, ExecutionError, Scalar, TensorData, Te
 use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
 use super::*;
-use crate::Spatial;
+use crate::{Spatial, SpatialDevice};
 use crate::kind::{Bool, Float, Int};
 
 /// Element-wise on one float tensor.
@@ -102,8 +102,21 @@ fn candidates<B: Backend>(mine: &FloatTensor<B>, best: &FloatTensor<B>, index: I
     B::int_mask_fill(B::int_add_scalar(index, (start as i64).into()), lost, (extent as i64).into())
 }
 
+/// A whole tensor of this many bytes on every rank of several is likely a volume that should have come in blocks.
+const WHOLE_VOLUME: usize = 256 << 20;
+
+fn warn_of_whole_volumes<D: burn_backend::DeviceOps>(bytes: usize, device: &SpatialDevice<D>) {
+    if bytes >= WHOLE_VOLUME && device.context().mesh.grid().ranks() > 1 {
+        tracing::warn!(
+            "from_data puts a whole tensor of {} MiB on every rank; place::from_local makes it of each rank's block",
+            bytes >> 20
+        );
+    }
+}
+
 impl<B: Backend> FloatTensorOps<Self> for Spatial<B> {
     fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
+        warn_of_whole_volumes(data.bytes.len(), device);
         SpatialTensor::full(B::float_from_data(data, device.inner_device()), device.clone())
     }
 

@@ -1,0 +1,278 @@
+//! Named weights: PyTorch's names and shapes for the modules here.
+//!
+//! A tensor is named by the path of its fields, as in `conv.0.weight`. Batch norm's `gamma` and `beta` are called
+//! `weight` and `bias`, and the weight of a dense layer is `[out, in]` where Burn's is `[in, out]`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{Bytes, DType, Tensor, TensorData};
+use safetensors::SafeTensors;
+
+/// Tensors by name.
+pub type Named = BTreeMap<String, TensorData>;
+
+/// Why weights cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum WeightsError {
+    /// The file cannot be read.
+    #[error("{}: {cause}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's words.
+        cause: std::io::Error,
+    },
+    /// The file is no safetensors file.
+    #[error("{}: not a safetensors file: {cause}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        cause: safetensors::SafeTensorError,
+    },
+    /// A tensor that is not of floats.
+    #[error("{}: {name} holds {dtype}, not floats", path.display())]
+    Type {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// What it holds.
+        dtype: String,
+    },
+    /// The module has a tensor that was not given.
+    #[error("no weights for {name}; is it another network?")]
+    Missing {
+        /// The tensor.
+        name: String,
+    },
+    /// The module's tensor has another shape.
+    #[error("{name} has shape {expected:?}, but weights of shape {got:?} were given")]
+    Shape {
+        /// The tensor.
+        name: String,
+        /// Its shape.
+        expected: Vec<usize>,
+        /// The shape given.
+        got: Vec<usize>,
+    },
+}
+
+/// All tensors of the safetensors file at `path` whose names start with `prefix`, which is taken off.
+///
+/// # Errors
+/// [`WeightsError`] when the file cannot be read, is damaged, or holds other types than f16, bf16, f32 and f64.
+pub fn read_safetensors(path: &Path, prefix: &str) -> Result<Named, WeightsError> {
+    let bytes = std::fs::read(path).map_err(|cause| WeightsError::Read { path: path.to_owned(), cause })?;
+    let format = |cause| WeightsError::Format { path: path.to_owned(), cause };
+    let file = SafeTensors::deserialize(&bytes).map_err(format)?;
+    let mut tensors = Named::new();
+    for (name, view) in file.tensors() {
+        let Some(name) = name.strip_prefix(prefix) else { continue };
+        let dtype = match view.dtype() {
+            safetensors::Dtype::F16 => DType::F16,
+            safetensors::Dtype::BF16 => DType::BF16,
+            safetensors::Dtype::F32 => DType::F32,
+            safetensors::Dtype::F64 => DType::F64,
+            other => {
+                return Err(WeightsError::Type { path: path.to_owned(), name: name.to_owned(), dtype: format!("{other:?}") });
+            }
+        };
+        let bytes = Bytes::from_bytes_vec(view.data().to_vec());
+        tensors.insert(name.to_owned(), TensorData::from_bytes(bytes, view.shape().to_vec(), dtype));
+    }
+    Ok(tensors)
+}
+
+/// `module` with the weights `tensors`, in the float type of each. Running statistics may be missing and then stay;
+/// names that the module lacks are ignored. Local: every rank gives the same.
+///
+/// # Errors
+/// [`WeightsError`] when a trained tensor is missing or has another shape.
+pub fn load<B: Backend, M: Module<B>>(module: M, tensors: &Named) -> Result<M, WeightsError> {
+    let mut loader = Loader { tensors, place: Place::default(), error: None };
+    let module = module.map(&mut loader);
+    loader.error.map_or(Ok(module), Err)
+}
+
+/// Every tensor of `module`, running statistics included. Of a module in training take `module.valid()`: its own
+/// running statistics lag by one step. Collective where a tensor is split.
+pub fn collect<B: Backend, M: Module<B>>(module: &M) -> Named {
+    let mut collector = Collector { named: Named::new(), place: Place::default() };
+    module.visit(&mut collector);
+    collector.named
+}
+
+/// The gradient of every trained tensor of `module`. Collective where sums are pending or tensors split.
+pub fn gradients<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M, gradients: &B::Gradients) -> Named {
+    let mut collector = Gradients::<B> { named: Named::new(), place: Place::default(), gradients };
+    module.visit(&mut collector);
+    collector.named
+}
+
+/// Where in a module a visitor is: field names, and what they are fields of.
+#[derive(Default)]
+struct Place(Vec<(String, String)>);
+
+impl Place {
+    fn enter(&mut self, name: &str, container: &str) {
+        self.0.push((name.to_owned(), container.to_owned()));
+    }
+
+    fn exit(&mut self) {
+        self.0.pop();
+    }
+
+    fn name(&self) -> String {
+        let name = |(name, container): &(String, String)| match (container.as_str(), name.as_str()) {
+            ("Struct:BatchNorm", "gamma") => "weight".to_owned(),
+            ("Struct:BatchNorm", "beta") => "bias".to_owned(),
+            _ => name.clone(),
+        };
+        self.0.iter().map(name).collect::<Vec<_>>().join(".")
+    }
+
+    /// Whether PyTorch keeps this tensor transposed.
+    fn transposed(&self) -> bool {
+        self.0.last().is_some_and(|(name, container)| container == "Struct:Linear" && name == "weight")
+    }
+
+    fn running(&self) -> bool {
+        self.0.last().is_some_and(|(name, _)| name.starts_with("running_"))
+    }
+
+    fn data<B: Backend, const D: usize>(&self, tensor: Tensor<B, D>) -> TensorData {
+        if self.transposed() { tensor.transpose().into_data() } else { tensor.into_data() }
+    }
+}
+
+struct Loader<'a> {
+    tensors: &'a Named,
+    place: Place,
+    error: Option<WeightsError>,
+}
+
+impl<B: Backend> ModuleMapper<B> for Loader<'_> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.place.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.place.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let name = self.place.name();
+        let Some(data) = self.tensors.get(&name) else {
+            if !self.place.running() {
+                self.error.get_or_insert(WeightsError::Missing { name });
+            }
+            return param;
+        };
+        let mut expected = param.lazy_shape().to_vec();
+        let transposed = self.place.transposed();
+        if transposed {
+            expected.reverse();
+        }
+        if data.shape.to_vec() != expected {
+            self.error.get_or_insert(WeightsError::Shape { name, expected, got: data.shape.to_vec() });
+            return param;
+        }
+        param.map(|old| {
+            let new = Tensor::from_data(data.clone(), (&old.device(), data.dtype));
+            let new = if transposed { new.transpose() } else { new };
+            new.set_require_grad(old.is_require_grad())
+        })
+    }
+}
+
+struct Collector {
+    named: Named,
+    place: Place,
+}
+
+impl<B: Backend> ModuleVisitor<B> for Collector {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.place.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.place.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        self.named.insert(self.place.name(), self.place.data(param.val()));
+    }
+}
+
+struct Gradients<'a, B: AutodiffBackend> {
+    named: Named,
+    place: Place,
+    gradients: &'a B::Gradients,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Gradients<'_, B> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.place.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.place.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if let Some(gradient) = param.val().grad(self.gradients) {
+            self.named.insert(self.place.name(), self.place.data(gradient));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::CosmoFlowConfig;
+    use burn::backend::{Autodiff, Flex};
+
+    #[test]
+    fn names_and_shapes_are_pytorchs() {
+        let model = CosmoFlowConfig::new(32).with_scale(8).init::<Flex>(&Default::default()).unwrap();
+        let named = collect(&model);
+        assert_eq!(named.len(), 7 + 7 * 4 + 3 * 2);
+        assert_eq!(named["conv.0.weight"].shape.to_vec(), [2, 4, 3, 3, 3]);
+        assert_eq!(named["fc.1.weight"].shape.to_vec(), [32, 256]);
+        for name in ["bn.6.weight", "bn.0.bias", "bn.3.running_mean", "bn.3.running_var", "fc.2.bias"] {
+            assert!(named.contains_key(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn weights_come_back_in_their_type() {
+        type B = Autodiff<Flex>;
+        let config = CosmoFlowConfig::new(32).with_scale(8);
+        let one = collect(&config.init::<Flex>(&Default::default()).unwrap());
+        let double: Named = one.iter().map(|(name, data)| (name.clone(), data.clone().convert_dtype(DType::F64))).collect();
+        let other = load(config.init::<B>(&Default::default()).unwrap(), &double).unwrap();
+        assert!(other.fc[0].weight.val().is_require_grad());
+        assert_eq!(collect(&other), double);
+    }
+
+    #[test]
+    fn other_weights_are_refused() {
+        let config = CosmoFlowConfig::new(32).with_scale(16);
+        let model = || config.init::<Flex>(&Default::default()).unwrap();
+        let mut named = collect(&model());
+        named.remove("bn.1.running_mean");
+        assert!(load(model(), &named).is_ok(), "running statistics may be missing");
+        let conv = named.remove("conv.1.weight").unwrap();
+        assert_eq!(load(model(), &named).unwrap_err().to_string(), "no weights for conv.1.weight; is it another network?");
+        named.insert("conv.1.weight".into(), TensorData::zeros::<f32, _>([1, 2]));
+        let message = load(model(), &named).unwrap_err().to_string();
+        assert_eq!(message, "conv.1.weight has shape [2, 1, 3, 3, 3], but weights of shape [1, 2] were given");
+        named.insert("conv.1.weight".into(), conv);
+        assert!(load(model(), &named).is_ok());
+        assert!(read_safetensors(Path::new("missing.safetensors"), "").unwrap_err().to_string().starts_with("missing.safetensors: "));
+    }
+}

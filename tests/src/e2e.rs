@@ -1,0 +1,92 @@
+//! End-to-end fixtures: ten Adam steps of a network in PyTorch, and the formula its weights and batches come from.
+
+use burn::tensor::{DType, TensorData};
+use serde_json::Value;
+
+/// The numbers of one fixture.
+#[derive(Clone, Debug)]
+pub struct Fixture {
+    /// Its name, which the formula needs.
+    pub case: String,
+    /// The whole file.
+    pub json: Value,
+}
+
+impl Fixture {
+    /// The fixture `e2e_{case}.json`.
+    ///
+    /// # Panics
+    /// If it is missing or damaged.
+    pub fn read(case: &str) -> Fixture {
+        let text = std::fs::read(crate::fixtures::directory().join(format!("e2e_{case}.json"))).expect("the fixture");
+        Fixture { case: case.to_owned(), json: serde_json::from_slice(&text).expect("a json fixture") }
+    }
+
+    /// The list of numbers `key`.
+    ///
+    /// # Panics
+    /// If it is missing.
+    pub fn list(&self, key: &str) -> Vec<f64> {
+        self.json[key].as_array().expect("a list").iter().map(number).collect()
+    }
+
+    /// The number `key`.
+    ///
+    /// # Panics
+    /// If it is missing.
+    pub fn number(&self, key: &str) -> f64 {
+        number(&self.json[key])
+    }
+
+    /// The names and values of the table `key`.
+    ///
+    /// # Panics
+    /// If it is missing.
+    pub fn table(&self, key: &str) -> impl Iterator<Item = (&str, &Value)> {
+        self.json[key].as_object().expect("a table").iter().map(|(name, value)| (name.as_str(), value))
+    }
+
+    /// A tensor of `shape` by the formula, rounded to float32: `values` maps u in [0, 1) to an element.
+    pub fn tensor(&self, name: &str, shape: &[usize], dtype: DType, value: impl Fn(f64) -> f64) -> TensorData {
+        let hash = fnv1a(&format!("{}/{name}", self.case));
+        let count: usize = shape.iter().product();
+        let values: Vec<f32> = (0..count as u64).map(|i| value(unit(hash, i)) as f32).collect();
+        TensorData::new(values, shape.to_vec()).convert_dtype(dtype)
+    }
+
+    /// The weight `name` of `shape` by the formula.
+    pub fn weight(&self, name: &str, shape: &[usize], dtype: DType) -> TensorData {
+        let norm = name.starts_with("bn.");
+        let bound = (6.0 / shape[1..].iter().product::<usize>() as f64).sqrt();
+        self.tensor(name, shape, dtype, |u| {
+            let centered = 2.0 * u - 1.0;
+            match name.rsplit('.').next() {
+                Some("running_mean") => 0.0,
+                Some("running_var") => 1.0,
+                Some("bias") => 0.1 * centered,
+                _ if norm => 1.0 + 0.2 * centered,
+                _ => centered * bound,
+            }
+        })
+    }
+}
+
+/// A number of a fixture.
+///
+/// # Panics
+/// If it is none.
+pub fn number(value: &Value) -> f64 {
+    value.as_f64().expect("a number")
+}
+
+fn fnv1a(text: &str) -> u64 {
+    text.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3))
+}
+
+/// Element `index` of the stream `hash`, in [0, 1), by the finaliser of splitmix64.
+fn unit(hash: u64, index: u64) -> f64 {
+    let z = hash.wrapping_add(0x9E37_79B9_7F4A_7C15u64.wrapping_mul(index + 1));
+    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+}

@@ -1,0 +1,311 @@
+//! CosmoFlow on grids of ranks against PyTorch: ten Adam steps from the same weights on the same batches.
+
+use std::collections::BTreeMap;
+
+use burn::backend::{Autodiff, Flex};
+use burn::module::{AutodiffModule, Module, ModuleVisitor, Param, ParamId};
+use burn::nn::loss::{MseLoss, Reduction};
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::record::AdaptorRecord;
+use burn::optim::{GradientsParams, Optimizer};
+use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_spatial::nn::WindowBackend;
+use burn_spatial::{Grid, Spatial, place};
+use burn_spatial_models::weights::{self, Named};
+use burn_spatial_models::{Adam, CosmoFlow, CosmoFlowConfig};
+use burn_spatial_tests::e2e::{Fixture, number};
+use burn_spatial_tests::fixtures::directory;
+use burn_spatial_tests::grid::{agreed_on_grid, on_grid};
+
+type Plain = Autodiff<Flex>;
+type Split = Autodiff<Spatial<Flex>>;
+
+const SHAPE: [usize; 5] = [2, 4, 32, 32, 32];
+/// One, two, four and eight ranks.
+const GRIDS: [Grid; 4] = [Grid::ONE, Grid([1, 2, 1, 1]), Grid([2, 2, 1, 1]), Grid([1, 2, 2, 2])];
+
+/// Ten steps of a network.
+struct Run {
+    fixture: Fixture,
+    config: CosmoFlowConfig,
+    dtype: DType,
+}
+
+/// What is compared, in float64.
+#[derive(Debug, PartialEq)]
+struct Outcome {
+    losses: Vec<f64>,
+    gradient_norms: BTreeMap<String, f64>,
+    /// Sum and absolute sum.
+    sums: BTreeMap<String, [f64; 2]>,
+}
+
+fn floats(data: &TensorData) -> Vec<f64> {
+    data.clone().convert::<f64>().to_vec().unwrap()
+}
+
+fn bits(named: Named) -> BTreeMap<String, Vec<u8>> {
+    named.into_iter().map(|(name, data)| (name, data.as_bytes().to_vec())).collect()
+}
+
+impl Run {
+    fn new(case: &str, dtype: DType) -> Run {
+        let config = CosmoFlowConfig::new(32)
+            .with_dropout(0.0)
+            .with_batch_norm(!case.ends_with("nobn"))
+            .with_scale(if case.contains("small") { 8 } else { 1 });
+        Run { fixture: Fixture::read(case), config, dtype }
+    }
+
+    fn model<B: WindowBackend>(&self, device: &B::Device) -> CosmoFlow<B> {
+        let model = self.config.init::<B>(device).unwrap();
+        let weights = weights::collect(&model);
+        let weights = weights.iter().map(|(name, data)| (name.clone(), self.fixture.weight(name, &data.shape, self.dtype)));
+        weights::load(model, &weights.collect()).unwrap()
+    }
+
+    fn batch<B: AutodiffBackend>(&self, step: usize, device: &B::Device) -> (Tensor<B, 5>, Tensor<B, 2>) {
+        let tensor = |name: String, shape: &[usize]| self.fixture.tensor(&name, shape, self.dtype, |u| 2.0 * u - 1.0);
+        let x = Tensor::from_data(tensor(format!("x{step}"), &SHAPE), (device, self.dtype));
+        (x, Tensor::from_data(tensor(format!("y{step}"), &[2, 4]), (device, self.dtype)))
+    }
+
+    fn optimizer<B: WindowBackend + AutodiffBackend>(&self) -> OptimizerAdaptor<Adam, CosmoFlow<B>, B>
+    where
+        B::InnerBackend: WindowBackend,
+    {
+        Adam::default().init()
+    }
+
+    /// Loss and gradients of one batch.
+    fn backward<B: WindowBackend + AutodiffBackend>(
+        &self,
+        model: &CosmoFlow<B>,
+        (x, y): (Tensor<B, 5>, Tensor<B, 2>),
+        split: impl Fn(Tensor<B, 5>) -> Tensor<B, 5>,
+    ) -> (f64, B::Gradients) {
+        let loss = MseLoss::new().forward(model.forward(split(x)), y, Reduction::Mean);
+        let value = floats(&loss.clone().into_data())[0];
+        (value, loss.backward())
+    }
+
+    /// Trains `steps` steps; `each` sees the gradients of every step.
+    fn train<B: WindowBackend + AutodiffBackend>(
+        &self,
+        steps: usize,
+        device: &B::Device,
+        split: impl Fn(Tensor<B, 5>) -> Tensor<B, 5>,
+        mut each: impl FnMut(usize, f64, &CosmoFlow<B>, &B::Gradients),
+    ) -> (CosmoFlow<B>, OptimizerAdaptor<Adam, CosmoFlow<B>, B>)
+    where
+        B::InnerBackend: WindowBackend,
+    {
+        let (mut model, mut optimizer) = (self.model::<B>(device), self.optimizer());
+        for step in 0..steps {
+            let (loss, gradients) = self.backward(&model, self.batch(step, device), &split);
+            each(step, loss, &model, &gradients);
+            let gradients = GradientsParams::from_grads(gradients, &model);
+            model = optimizer.step(self.fixture.number("lr"), model, gradients);
+        }
+        (model, optimizer)
+    }
+
+    fn outcome<B: WindowBackend + AutodiffBackend>(&self, device: &B::Device, split: impl Fn(Tensor<B, 5>) -> Tensor<B, 5>) -> Outcome
+    where
+        B::InnerBackend: WindowBackend,
+    {
+        let (mut losses, mut gradient_norms) = (Vec::new(), BTreeMap::new());
+        let steps = self.fixture.number("steps") as usize;
+        let (model, _) = self.train::<B>(steps, device, split, |step, loss, model, gradients| {
+            losses.push(loss);
+            if step == 0 {
+                for (name, data) in weights::gradients(model, gradients) {
+                    gradient_norms.insert(name, floats(&data).iter().map(|v| v * v).sum::<f64>().sqrt());
+                }
+            }
+        });
+        let named = weights::collect(&model.valid());
+        let sums = named.iter().map(|(name, data)| {
+            let mut values = floats(data);
+            if name.ends_with("running_var") {
+                // Burn keeps the mean of biased variances: each is (n - 1) / n of the unbiased one.
+                let layer: usize = name.split('.').nth(1).unwrap().parse().unwrap();
+                let n = (SHAPE[0] * [32usize, 16, 8, 2, 2, 2, 2][layer].pow(3)) as f64;
+                let start = 0.9f64.powi(steps as i32);
+                values.iter_mut().for_each(|v| *v = start + (*v - start) * n / (n - 1.0));
+            }
+            (name.clone(), [values.iter().sum(), values.iter().map(|v| v.abs()).sum()])
+        });
+        Outcome { losses, gradient_norms, sums: sums.collect() }
+    }
+
+    /// Asserts that `outcome` is PyTorch's within `tolerance`, relative.
+    fn check(&self, outcome: &Outcome, tolerance: f64, grid: &str) {
+        let near = |what: &str, got: f64, want: f64, scale: f64| {
+            let off = (got - want).abs() / scale.abs();
+            assert!(off <= tolerance, "{} on {grid}: {what} is {got}, not {want}: off by {off:e}", self.fixture.case);
+        };
+        let losses = self.fixture.list(if self.dtype == DType::F64 { "loss_f64" } else { "loss_f32" });
+        assert_eq!(outcome.losses.len(), losses.len());
+        for (step, (got, want)) in outcome.losses.iter().zip(losses).enumerate() {
+            near(&format!("the loss of step {step}"), *got, want, want);
+        }
+        let norms: Vec<_> = self.fixture.table("grad_norm_step0_f64").collect();
+        assert_eq!(outcome.gradient_norms.len(), norms.len());
+        for (name, want) in norms {
+            near(&format!("the gradient norm of {name}"), outcome.gradient_norms[name], number(want), number(want));
+        }
+        let sums: Vec<_> = self.fixture.table("final_sum_abssum_f64").collect();
+        assert_eq!(outcome.sums.len(), sums.len());
+        for (name, want) in sums {
+            let [sum, absolute] = [number(&want[0]), number(&want[1])];
+            near(&format!("the sum of {name}"), outcome.sums[name][0], sum, absolute);
+            near(&format!("the absolute sum of {name}"), outcome.sums[name][1], absolute, absolute);
+        }
+    }
+}
+
+fn check(case: &str, dtype: DType, grids: &[Grid]) {
+    let run = Run::new(case, dtype);
+    let tolerance = if dtype == DType::F64 { 1e-8 } else { 1e-4 };
+    run.check(&run.outcome::<Plain>(&Default::default(), |x| x), tolerance, "Flex");
+    for grid in grids {
+        let outcome = agreed_on_grid(*grid, |device| run.outcome::<Split>(device, place::split));
+        run.check(&outcome, tolerance, &grid.to_string());
+    }
+}
+
+#[test]
+fn small_in_float64() {
+    check("cosmoflow_small_32", DType::F64, &GRIDS);
+}
+
+#[test]
+fn small_in_float32() {
+    check("cosmoflow_small_32", DType::F32, &GRIDS);
+}
+
+#[test]
+fn small_without_batch_norm_in_float64() {
+    check("cosmoflow_small_32_nobn", DType::F64, &GRIDS);
+}
+
+#[test]
+fn small_without_batch_norm_in_float32() {
+    check("cosmoflow_small_32_nobn", DType::F32, &GRIDS);
+}
+
+#[test]
+fn full_in_float64() {
+    check("cosmoflow_full_32", DType::F64, &[Grid([2, 2, 1, 1])]);
+}
+
+#[test]
+fn full_in_float32() {
+    check("cosmoflow_full_32", DType::F32, &[Grid([1, 2, 2, 1])]);
+}
+
+#[test]
+fn the_formula_gives_the_stored_weights() {
+    let run = Run::new("cosmoflow_small_32", DType::F32);
+    let stored = weights::read_safetensors(&directory().join("e2e_cosmoflow_small_32.safetensors"), "").unwrap();
+    let mut compared = 0;
+    for (name, data) in &stored {
+        let made = match name.strip_prefix("w/") {
+            Some(weight) => run.fixture.weight(weight, &data.shape, DType::F32),
+            None => run.fixture.tensor(name, &data.shape, DType::F32, |u| 2.0 * u - 1.0),
+        };
+        assert_eq!(made.as_bytes(), data.as_bytes(), "{name}");
+        compared += 1;
+    }
+    assert_eq!(compared, 7 + 2 * 7 + 2 * 3 + 2);
+    let parameters: usize = stored.iter().filter(|(name, _)| name.starts_with("w/")).map(|(_, d)| d.num_elements()).sum();
+    assert_eq!(parameters, run.fixture.number("params") as usize);
+}
+
+/// Layouts and bits of parameters, running statistics and moments.
+struct Replicated<'a> {
+    record: &'a dyn Fn(ParamId) -> Option<AdaptorRecord<Adam, Split>>,
+    bytes: Vec<Vec<u8>>,
+    moments: usize,
+}
+
+impl ModuleVisitor<Spatial<Flex>> for Replicated<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Spatial<Flex>, D>>) {
+        let mut tensors = vec![param.val()];
+        if let Some(record) = (self.record)(param.id) {
+            let state = record.into_state::<D>().momentum;
+            tensors.extend([state.moment_1, state.moment_2]);
+            self.moments += 2;
+        }
+        for tensor in tensors {
+            let layout = place::layout(&tensor);
+            assert!(layout.is_full(), "{layout} of shape {:?}", tensor.dims());
+            self.bytes.push(place::local(tensor).as_bytes().to_vec());
+        }
+    }
+}
+
+#[test]
+fn after_steps_everything_trained_is_whole_and_equal_on_all_ranks() {
+    let run = Run::new("cosmoflow_small_32", DType::F32);
+    for grid in [Grid([2, 2, 1, 1]), Grid([1, 2, 2, 2])] {
+        let bytes = agreed_on_grid(grid, |device| {
+            let (model, optimizer) = run.train::<Split>(3, device, place::split, |_, _, _, _| {});
+            let records = optimizer.to_record();
+            let mut visitor = Replicated { record: &|id| records.get(&id).cloned(), bytes: Vec::new(), moments: 0 };
+            model.valid().visit(&mut visitor);
+            assert_eq!(visitor.moments, 2 * (7 + 2 * 7 + 2 * 3));
+            visitor.bytes
+        });
+        assert_eq!(bytes.len(), 3 * (7 + 2 * 7 + 2 * 3) + 2 * 7);
+    }
+}
+
+#[test]
+fn a_step_gathers_nothing_for_want_of_a_rule() {
+    let run =
+        Run { config: Run::new("cosmoflow_small_32", DType::F32).config.with_dropout(0.2), ..Run::new("cosmoflow_small_32", DType::F32) };
+    for grid in [Grid([2, 2, 1, 1]), Grid([1, 2, 2, 2])] {
+        on_grid(grid, |device| {
+            device.set_strict(true);
+            run.train::<Split>(1, device, place::split, |_, loss, _, _| assert!(loss.is_finite()));
+            assert_eq!(device.stats().gathered(), 0, "{}", device.stats());
+        });
+    }
+}
+
+#[test]
+fn records_interchange_with_plain_burn() {
+    let run = Run::new("cosmoflow_small_32", DType::F32);
+    let recorder = BinBytesRecorder::<FullPrecisionSettings>::default();
+    let grid = Grid([1, 2, 2, 1]);
+    let loss = |model: &CosmoFlow<Plain>| run.backward(model, run.batch(3, &Default::default()), |x| x).0;
+    let split_loss = |model: &CosmoFlow<Split>, device: &Device<Split>| run.backward(model, run.batch(3, device), place::split).0;
+    let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-5 * a.abs(), "{a} and {b}");
+
+    let (model, _) = run.train::<Plain>(2, &Default::default(), |x| x, |_, _, _, _| {});
+    let saved: Vec<u8> = Recorder::<Plain>::record(&recorder, model.clone().into_record(), ()).unwrap();
+    let (there, saved_there) = agreed_on_grid(grid, |device| {
+        let record = Recorder::<Split>::load(&recorder, saved.clone(), device).unwrap();
+        let loaded = run.model::<Split>(device).load_record(record);
+        assert_eq!(bits(weights::collect(&loaded.valid())), bits(weights::collect(&model.valid())));
+        let loss = split_loss(&loaded, device);
+        let (trained, _) = run.train::<Split>(2, device, place::split, |_, _, _, _| {});
+        let record: Vec<u8> = Recorder::<Split>::record(&recorder, trained.clone().into_record(), ()).unwrap();
+        let named = bits(weights::collect(&trained.valid()));
+        // Parameter ids are drawn anew on every rank, so that rank 0's record stands for all.
+        let first = if device.mesh().rank() == 0 { record } else { Vec::new() };
+        let first = device.mesh().world().broadcast(0, first).unwrap();
+        (loss, (first, named, split_loss(&trained, device)))
+    });
+    near(there, loss(&model));
+
+    let (record, named, want) = saved_there;
+    let record = Recorder::<Plain>::load(&recorder, record, &Default::default()).unwrap();
+    let back = run.model::<Plain>(&Default::default()).load_record(record);
+    assert_eq!(bits(weights::collect(&back.valid())), named);
+    near(loss(&back), want);
+}
