@@ -1,4 +1,6 @@
 //! Everything a checkout is used for with one command: `cargo xtask setup | demo | test`.
+//!
+//! It runs before anything else is there, so it depends on next to nothing and compiles in seconds.
 
 mod cargo;
 mod demo;
@@ -6,50 +8,42 @@ mod job;
 mod setup;
 mod test;
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
 
-#[derive(Parser)]
-#[command(name = "cargo xtask", about = "Sets up, shows and tests burn-spatial")]
-struct Arguments {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Subcommand)]
-enum Command {
-    /// Looks for MPI, HDF5, libclang and pkg-config, and installs what is missing where it may
-    Setup,
-    /// Makes small universes, trains on 4 ranks, and shows how well it predicts and that ranks do not matter
-    Demo {
-        /// Where the results go
-        #[arg(long, default_value = "demo-out")]
-        out: PathBuf,
-    },
-    /// Runs all tests: cargo's, then the programs under mpirun on 1, 2, 4 and 8 ranks
-    Test,
-}
+  setup             looks for MPI, HDF5, libclang and pkg-config, and installs what is missing where it may
+  demo [--out DIR]  makes small universes, trains on 4 ranks, shows how well it predicts, and that the number of ranks
+                    does not matter; results go to DIR (demo-out)
+  test              runs all tests: cargo's, then the programs under mpirun on 1, 2, 4 and 8 ranks";
 
 /// An error for the one who typed the command.
 type Failure = Box<dyn std::error::Error>;
 
 fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
-        Command::Setup => setup::run().map(|environment| {
-            println!("everything that is needed is there");
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let result = match arguments[..] {
+        ["setup"] => setup::run().map(|environment| {
             environment.print();
             true
         }),
-        Command::Demo { out } => demo::run(&out),
-        Command::Test => test::run(),
+        ["demo"] => demo::run(Path::new("demo-out")),
+        ["demo", "--out", out] => demo::run(Path::new(out)),
+        ["test"] => test::run(),
+        ["help" | "-h" | "--help"] => {
+            println!("{USAGE}");
+            Ok(true)
+        }
+        _ => Err(USAGE.into()),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("error: {error}");
+            eprintln!("{error}");
             ExitCode::FAILURE
         }
     }
