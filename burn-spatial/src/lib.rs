@@ -46,6 +46,7 @@
 //! - `cuda`: `Spatial<Cuda>`; builds without a CUDA toolkit.
 #![warn(missing_docs)]
 
+mod adam;
 pub mod backend;
 pub mod comm;
 pub mod device;

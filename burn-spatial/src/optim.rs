@@ -1,10 +1,12 @@
-//! Gradients of a whole model: their norm, and their layouts. Both are collective where a gradient is split or on its way.
+//! Adam in one pass, and what concerns the gradients of a whole model: their norm, and their layouts. All is collective
+//! where a gradient is split or on its way.
 
 use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
 
+pub use crate::adam::Adam;
 use crate::place::{self, SpatialBackend};
 
 /// The Euclidean norm of all gradients of `model` together; 0 without any.

@@ -7,8 +7,8 @@ use burn_backend::{Backend, Distribution, ExecutionError, Scalar, TensorData, Te
 use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
 use super::*;
-use crate::{Spatial, SpatialDevice};
 use crate::kind::{Bool, Float, Int};
+use crate::{Spatial, SpatialDevice};
 
 /// Element-wise on one float tensor.
 macro_rules! unary {
