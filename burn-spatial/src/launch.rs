@@ -105,11 +105,10 @@ where
 {
     let world = comm::mpi::init()?;
     let rank = world.rank();
-    std::panic::set_hook(Box::new(move |info| {
+    std::panic::set_hook(Box::new(|info| {
         let cause = panic_message(info.payload());
         let place = info.location().map(|place| format!(" at {}:{}", place.file(), place.line())).unwrap_or_default();
-        eprintln!("rank {rank}: {cause}{place}");
-        comm::mpi::abort_job(1);
+        comm::mpi::abort_job(&format!("{cause}{place}"));
     }));
     let value = match run(world.clone()) {
         Ok(value) => value,

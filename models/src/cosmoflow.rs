@@ -85,7 +85,8 @@ pub struct Layer {
     pub output: Vec<usize>,
     /// Trained numbers: weights, biases, and scales and shifts of its batch norm.
     pub parameters: usize,
-    /// Tensors of the output's size that the backward pass reads: what it keeps of this layer, activations included.
+    /// Bytes that a float32 training keeps of it for the backward pass, for each element of the output: an estimate
+    /// of what Burn's autodiff holds (copies of one buffer counted once).
     pub kept: usize,
 }
 
@@ -185,8 +186,9 @@ impl CosmoFlowConfig {
                 kind: LayerKind::Conv { stride },
                 output: vec![batch, outputs, width, width, width],
                 parameters: 27 * inputs * outputs + norm,
-                // Output and activation; a batch norm reads the centered and the normalized values besides.
-                kept: if self.batch_norm { 4 } else { 2 },
+                // The activation's mask, a batch norm's two centered volumes and its normalized one, and what the
+                // next convolution reads; a pool's input is not kept.
+                kept: 1 + if self.batch_norm { 12 } else { 0 } + if i < self.pools() { 0 } else { 4 },
             });
             if i < self.pools() {
                 width /= 2;
@@ -195,7 +197,7 @@ impl CosmoFlowConfig {
                     kind: LayerKind::Pool,
                     output: vec![batch, outputs, width, width, width],
                     parameters: 0,
-                    kept: 1,
+                    kept: 4,
                 });
             }
         }
@@ -205,7 +207,8 @@ impl CosmoFlowConfig {
                 kind: LayerKind::Dense,
                 output: vec![batch, outputs],
                 parameters: inputs * outputs + outputs,
-                kept: 2,
+                // Mask and activation.
+                kept: 5,
             });
         }
         Ok(layers)

@@ -43,6 +43,14 @@ pub enum WeightsError {
         /// What it holds.
         dtype: String,
     },
+    /// The file cannot be written.
+    #[error("{}: cannot be written: {cause}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        cause: safetensors::SafeTensorError,
+    },
     /// The module has a tensor that was not given.
     #[error("no weights for {name}; is it another network?")]
     Missing {
@@ -85,6 +93,33 @@ pub fn read_safetensors(path: &Path, prefix: &str) -> Result<Named, WeightsError
         tensors.insert(name.to_owned(), TensorData::from_bytes(bytes, view.shape().to_vec(), dtype));
     }
     Ok(tensors)
+}
+
+/// Writes float `tensors` to the safetensors file `path`.
+///
+/// # Errors
+/// [`WeightsError`] when the file cannot be written or a tensor is not of floats.
+pub fn write_safetensors(path: &Path, tensors: &Named) -> Result<(), WeightsError> {
+    let write = |cause| WeightsError::Write { path: path.to_owned(), cause };
+    let view = |(name, data): (&String, &TensorData)| {
+        let dtype = match data.dtype {
+            DType::F16 => safetensors::Dtype::F16,
+            DType::BF16 => safetensors::Dtype::BF16,
+            DType::F32 => safetensors::Dtype::F32,
+            DType::F64 => safetensors::Dtype::F64,
+            other => {
+                return Err(WeightsError::Type { path: path.to_owned(), name: name.clone(), dtype: format!("{other:?}") });
+            }
+        };
+        let bytes = data.as_bytes().to_vec();
+        Ok((name.clone(), (dtype, data.shape.to_vec(), bytes)))
+    };
+    let owned = tensors.iter().map(|(n, d)| view((n, d))).collect::<Result<BTreeMap<_, _>, _>>()?;
+    let views = owned.iter().map(|(name, (dtype, shape, bytes))| {
+        Ok((name.as_str(), safetensors::tensor::TensorView::new(*dtype, shape.clone(), bytes)?))
+    });
+    let views = views.collect::<Result<Vec<_>, _>>().map_err(write)?;
+    safetensors::serialize_to_file(views, None, path).map_err(write)
 }
 
 /// `module` with the weights `tensors`, in the float type of each. Running statistics may be missing and then stay;

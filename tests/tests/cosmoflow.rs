@@ -170,7 +170,9 @@ impl Run {
 fn check(case: &str, dtype: DType, grids: &[Grid]) {
     let run = Run::new(case, dtype);
     let tolerance = if dtype == DType::F64 { 1e-8 } else { 1e-4 };
-    run.check(&run.outcome::<Plain>(&Default::default(), |x| x), tolerance, "Flex");
+    if case.contains("small") {
+        run.check(&run.outcome::<Plain>(&Default::default(), |x| x), tolerance, "Flex");
+    }
     for grid in grids {
         let outcome = agreed_on_grid(*grid, |device| run.outcome::<Split>(device, place::split));
         run.check(&outcome, tolerance, &grid.to_string());

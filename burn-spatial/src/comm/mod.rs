@@ -160,6 +160,11 @@ impl Display for Signature {
     }
 }
 
+/// `cause` without a leading `rank R: `, for messages that begin with that themselves.
+fn without_rank(rank: usize, cause: &str) -> &str {
+    cause.strip_prefix(&format!("rank {rank}: ")).unwrap_or(cause)
+}
+
 /// The watchdog: how long a wait may last. `BURN_SPATIAL_TIMEOUT` gives it in seconds, 0 for ever; 300 otherwise.
 pub(crate) fn timeout_from_env() -> Option<Duration> {
     let seconds = env_number("BURN_SPATIAL_TIMEOUT").unwrap_or(300);

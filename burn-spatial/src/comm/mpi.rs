@@ -22,10 +22,15 @@
 //! **Groups** have communicators of their own, so that they never interfere. These are not freed before the end of
 //! the job, because MPI frees a communicator collectively, and a drop may happen at any time: make groups once.
 //!
-//! **Long messages** are sent in parts of at most `BURN_SPATIAL_MAX_MESSAGE` bytes (1 GiB unless set; MPI counts
-//! in `i32`). The last part is always shorter than the cap, so that a wrong length shows.
+//! **Lengths.** A first message of bounded size holds the header and the beginning of the payload; the rest follows,
+//! and its receive is started only when the header has told the right length: Open MPI 4.1 writes past the end of a
+//! buffer that is too short for a long message, and reports it after that.
+//!
+//! **Long payloads** are sent in parts of at most `BURN_SPATIAL_MAX_MESSAGE` bytes (1 GiB unless set; MPI counts in
+//! `i32`). Of ranks that have it set differently, the smallest holds.
 
 use std::fmt;
+use std::io::Write;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -35,16 +40,19 @@ use std::time::{Duration, Instant};
 use burn_std::{BoolStore, DType};
 use mpi::ffi;
 
-use super::{Comm, CommCounters, CommError, Communicator, Kind, ReduceOp, Request, Signature, env_number, reduce, timeout_from_env};
+use super::{
+    Comm, CommCounters, CommError, Communicator, Kind, ReduceOp, Request, Signature, env_number, reduce, timeout_from_env, without_rank,
+};
 
 /// Up to this many bytes an all-reduce sends whole buffers.
 pub const DIRECT: usize = 16 << 10;
 
-/// Payload that travels in the first message of an exchange, with the header.
-const INLINE: usize = 8 << 10;
+/// Payload that travels in the first message, with the header: both together fit the 4 KiB that Open MPI sends at
+/// once between processes of a node.
+const INLINE: usize = 4000;
 
-/// Bytes of the header: kind, type, operation, whether the signature has a length; from byte 8 that length, from 16
-/// the payload's.
+/// Bytes of the header: kind, type, operation, whether the signature has a length; from byte 4 the tag of the rest,
+/// from 8 that length, from 16 the payload's.
 const HEADER: usize = 24;
 
 /// The engine of this process; MPI has one world.
@@ -79,7 +87,7 @@ pub enum InitError {
 pub fn init() -> Result<Comm, InitError> {
     let cap = env_number("BURN_SPATIAL_MAX_MESSAGE").unwrap_or(1 << 30);
     // Room for the header and some payload; MPI counts in i32.
-    let cap = cap.clamp(2 * HEADER as u64, i32::MAX as u64) as usize;
+    let cap = cap.clamp(2 * HEADER as u64, i32::MAX as u64);
     let mut before = 0;
     check(0, "MPI_Initialized", unsafe { ffi::MPI_Initialized(&mut before) })?;
     if before != 0 {
@@ -96,6 +104,13 @@ pub fn init() -> Result<Comm, InitError> {
     check(0, "MPI_Comm_rank", unsafe { ffi::MPI_Comm_rank(raw, &mut rank) })?;
     check(0, "MPI_Comm_size", unsafe { ffi::MPI_Comm_size(raw, &mut size) })?;
     let (rank, size) = (rank as usize, size as usize);
+    let (own, mut cap) = (cap, cap);
+    // SAFETY: one number of the type named, in and out.
+    let rc = unsafe {
+        let (from, to) = ((&raw const own).cast(), (&raw mut cap).cast());
+        ffi::MPI_Allreduce(from, to, 1, ffi::RSMPI_UINT64_T, ffi::RSMPI_MIN, raw)
+    };
+    check(rank, "MPI_Allreduce", rc)?;
     if let Some((variable, started)) = foreign_launcher(size, |name| std::env::var(name).ok()) {
         return Err(InitError::Launcher { variable, started });
     }
@@ -107,7 +122,7 @@ pub fn init() -> Result<Comm, InitError> {
         world: Handle(raw),
         rank,
         local_rank: local_rank_of(raw, rank)?,
-        cap,
+        cap: cap as usize,
         timeout: timeout_from_env(),
         active: Mutex::default(),
     });
@@ -134,12 +149,14 @@ pub fn finalize(world: &Comm) -> Result<(), CommError> {
     check(engine.rank, "MPI_Finalize", unsafe { ffi::MPI_Finalize() })
 }
 
-/// Ends all ranks of the job now, with exit code `code`. Does not return where MPI is running.
-pub(crate) fn abort_job(code: i32) {
-    if let Some(engine) = ENGINE.get() {
-        // SAFETY: MPI is initialised; aborting is allowed from any thread.
-        unsafe { ffi::MPI_Abort(engine.world.0, code) };
-    }
+/// Prints `rank R: cause` and ends all ranks of the job with exit code 1. Does not return while MPI is running.
+pub(crate) fn abort_job(cause: &str) {
+    let Some(engine) = ENGINE.get() else { return };
+    let cause = without_rank(engine.rank, cause);
+    // In one write, so that the lines of ranks that fail together do not mix. There is nobody to tell of an error.
+    let _ = std::io::stderr().write_all(format!("rank {}: {cause}\n", engine.rank).as_bytes());
+    // SAFETY: MPI is initialised; aborting is allowed from any thread.
+    unsafe { ffi::MPI_Abort(engine.world.0, 1) };
 }
 
 /// This process's number among the ranks of its node, from 0; `None` before [`init`].
@@ -333,10 +350,14 @@ struct Group {
     members: Vec<usize>,
     /// For [`Communicator::start_send`] and [`Communicator::start_recv`].
     user: Handle,
+    /// For what does not fit the first message of these.
+    rest: Handle,
     /// For collectives alone.
     own: Handle,
     /// The number of the next collective.
     seq: AtomicU32,
+    /// The number of the next message of [`Group::user`].
+    messages: AtomicU32,
 }
 
 impl Group {
@@ -344,6 +365,8 @@ impl Group {
         let own = duplicate(engine.rank, user)?;
         return_errors(engine.rank, user)?;
         return_errors(engine.rank, own)?;
+        let rest = duplicate(engine.rank, user)?;
+        return_errors(engine.rank, rest)?;
         let mut rank = 0;
         check(engine.rank, "MPI_Comm_rank", unsafe { ffi::MPI_Comm_rank(own, &mut rank) })?;
         Ok(Arc::new(Group {
@@ -351,8 +374,10 @@ impl Group {
             rank: rank as usize,
             members,
             user: Handle(user),
+            rest: Handle(rest),
             own: Handle(own),
             seq: AtomicU32::new(0),
+            messages: AtomicU32::new(0),
         }))
     }
 
@@ -360,6 +385,11 @@ impl Group {
     /// 16384 collectives, when those before them are long over.
     fn next_tag(&self) -> u16 {
         (self.seq.fetch_add(1, Ordering::Relaxed) % (1 << 14)) as u16 * 2
+    }
+
+    /// A tag for the rest of a message, unlike those of all others that this rank has under way.
+    fn next_rest_tag(&self) -> u16 {
+        (self.messages.fetch_add(1, Ordering::Relaxed) % (1 << 15)) as u16
     }
 
     fn others(&self) -> impl Iterator<Item = usize> {
@@ -375,12 +405,8 @@ struct Transfer {
     receive: bool,
     requests: Vec<ffi::MPI_Request>,
     done: usize,
-    cap: usize,
-    len: usize,
-    /// Bytes received so far; those expected, for a send.
+    /// Bytes received so far.
     got: usize,
-    /// Whether fewer bytes than `len` are welcome (the first message of an exchange).
-    shorter: bool,
 }
 
 // SAFETY: requests are handles like communicators, and each is used by the thread that holds its slot's lock.
@@ -394,9 +420,8 @@ impl Transfer {
     /// unchanged for a send, untouched for a receive.
     unsafe fn start(
         group: &Group,
-        comm: Handle,
+        (comm, tag): (Handle, u16),
         peer: usize,
-        tag: u16,
         data: *mut u8,
         len: usize,
         receive: bool,
@@ -405,7 +430,7 @@ impl Transfer {
         let (to, tag) = (peer as i32, i32::from(tag));
         let bytes = unsafe { ffi::RSMPI_UINT8_T };
         let mut requests = Vec::with_capacity(len / cap + 1);
-        for start in (0..=len).step_by(cap) {
+        for start in (0..len).step_by(cap) {
             let count = cap.min(len - start) as i32;
             let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
             // SAFETY: the caller vouches for the bytes; start + count <= len.
@@ -421,7 +446,7 @@ impl Transfer {
             requests.push(request);
         }
         let peer = group.members[peer];
-        Ok(Transfer { rank, peer, receive, requests, done: 0, cap, len, got: 0, shorter: false })
+        Ok(Transfer { rank, peer, receive, requests, done: 0, got: 0 })
     }
 
     fn poll(&mut self) -> Result<bool, CommError> {
@@ -430,25 +455,13 @@ impl Transfer {
             let mut status = MaybeUninit::<ffi::MPI_Status>::zeroed();
             // SAFETY: the request is live: it is tested until it is done, and not after.
             let rc = unsafe { ffi::MPI_Test(&mut self.requests[self.done], &mut flag, status.as_mut_ptr()) };
-            let truncated = self.receive && rc != ffi::MPI_SUCCESS as i32 && class(rc) == ffi::MPI_ERR_TRUNCATE as i32;
-            if truncated {
-                // More than there was room for; how much more MPI need not tell.
-                let got = (self.got + self.count(&status)?).max(self.len + 1);
-                return Err(CommError::Length { rank: self.rank, from: self.peer, expected: self.len, got });
-            }
             check(self.rank, "MPI_Test", rc)?;
             if flag == 0 {
                 return Ok(false);
             }
-            let expected = self.cap.min(self.len - self.done * self.cap);
             self.done += 1;
-            if !self.receive {
-                continue;
-            }
-            let count = self.count(&status)?;
-            self.got += count;
-            if count != expected && !self.shorter {
-                return Err(CommError::Length { rank: self.rank, from: self.peer, expected: self.len, got: self.got });
+            if self.receive {
+                self.got += self.count(&status)?;
             }
         }
         Ok(true)
@@ -480,30 +493,25 @@ impl Transfer {
     }
 }
 
-fn class(rc: i32) -> i32 {
-    let mut class = 0;
-    unsafe { ffi::MPI_Error_class(rc, &mut class) };
-    class
-}
-
-/// A message of the user: a transfer and its buffer.
+/// A message of the user: an exchange in one direction, and its buffer.
 struct Message {
-    transfer: Transfer,
+    exchange: Exchange,
     buffer: Vec<u8>,
+    len: usize,
 }
 
 impl Operation for Message {
     fn poll(&mut self) -> Result<bool, CommError> {
-        let done = self.transfer.poll()?;
-        if done && self.transfer.receive {
-            // SAFETY: MPI has written all of it, which `Transfer::poll` has checked.
-            unsafe { self.buffer.set_len(self.transfer.len) };
+        let done = self.exchange.poll()?;
+        if done {
+            // SAFETY: a sent buffer has this length, a received one is full.
+            unsafe { self.buffer.set_len(self.len) };
         }
         Ok(done)
     }
 
     fn missing(&self) -> Vec<usize> {
-        vec![self.transfer.peer]
+        self.exchange.missing()
     }
 
     fn take(&mut self) -> Vec<u8> {
@@ -511,7 +519,7 @@ impl Operation for Message {
     }
 
     fn abandon(&mut self) {
-        self.transfer.abandon();
+        self.exchange.abandon();
     }
 }
 
@@ -537,8 +545,8 @@ const TYPES: [DType; 16] = [
 
 const OPS: [ReduceOp; 6] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::And, ReduceOp::Or];
 
-/// The header of a message with `len` bytes of payload. Code 0 stands for none.
-fn encode(signature: Signature, len: usize) -> [u8; HEADER] {
+/// The header of `len` bytes of payload whose rest has the tag `rest`. Code 0 stands for none.
+fn encode(signature: Signature, rest: u16, len: usize) -> [u8; HEADER] {
     let code = |place: Option<usize>| place.map_or(0, |place| place as u8 + 1);
     let mut bytes = [0; HEADER];
     bytes[0] = signature.kind as u8;
@@ -547,13 +555,14 @@ fn encode(signature: Signature, len: usize) -> [u8; HEADER] {
         bytes[2] = code(OPS.iter().position(|found| *found == op));
     }
     bytes[3] = u8::from(signature.len.is_some());
+    bytes[4..6].copy_from_slice(&rest.to_le_bytes());
     bytes[8..16].copy_from_slice(&(signature.len.unwrap_or(0) as u64).to_le_bytes());
     bytes[16..].copy_from_slice(&(len as u64).to_le_bytes());
     bytes
 }
 
 /// What [`encode`] made; `None` for anything else.
-fn decode(bytes: &[u8]) -> Option<(Signature, usize)> {
+fn decode(bytes: &[u8]) -> Option<(Signature, u16, usize)> {
     let bytes = bytes.first_chunk::<HEADER>()?;
     let number = |at: usize| Some(u64::from_le_bytes(*bytes[at..].first_chunk()?) as usize);
     let dtype = usize::from(bytes[1]).checked_sub(1).and_then(|place| TYPES.get(place));
@@ -563,13 +572,16 @@ fn decode(bytes: &[u8]) -> Option<(Signature, usize)> {
         reduce: dtype.copied().zip(op.copied()),
         len: if bytes[3] == 1 { Some(number(8)?) } else { None },
     };
-    Some((signature, number(16)?))
+    Some((signature, u16::from_le_bytes([bytes[4], bytes[5]]), number(16)?))
 }
 
-/// One collective step: payloads to some ranks and from some ranks.
+/// Payloads to some ranks and from some ranks: one step of a collective, or one message.
 struct Exchange {
     group: Arc<Group>,
-    tag: u16,
+    /// Where first messages go.
+    first: (Handle, u16),
+    /// Where the rest of what this rank sends goes.
+    rest: (Handle, u16),
     signature: Signature,
     sends: Vec<Transfer>,
     /// First messages under way, and payloads that belong to the exchange.
@@ -594,8 +606,21 @@ struct Incoming {
 unsafe impl Send for Incoming {}
 
 impl Exchange {
+    /// A step of the collective with this tag.
     fn new(group: &Arc<Group>, tag: u16, signature: Signature) -> Self {
-        Exchange { group: group.clone(), tag, signature, sends: Vec::new(), kept: Vec::new(), incoming: Vec::new() }
+        let at = (group.own, tag);
+        Self::at(group, at, at, signature)
+    }
+
+    /// A message of the user.
+    fn message(group: &Arc<Group>, tag: u16) -> Self {
+        let rest = (group.rest, group.next_rest_tag());
+        Self::at(group, (group.user, tag), rest, Signature::of(Kind::PointToPoint))
+    }
+
+    fn at(group: &Arc<Group>, first: (Handle, u16), rest: (Handle, u16), signature: Signature) -> Self {
+        let (sends, kept, incoming) = Default::default();
+        Exchange { group: group.clone(), first, rest, signature, sends, kept, incoming }
     }
 
     /// Payload bytes in the first message, which is shorter than the cap.
@@ -609,7 +634,7 @@ impl Exchange {
     /// The bytes must stay in place and unchanged until the exchange is done, or be leaked with it.
     unsafe fn send(&mut self, to: impl Iterator<Item = usize>, data: *const u8, len: usize) -> Result<(), CommError> {
         let inline = self.inline().min(len);
-        let mut first = encode(self.signature, len).to_vec();
+        let mut first = encode(self.signature, self.rest.1, len).to_vec();
         // SAFETY: inline <= len.
         first.extend_from_slice(unsafe { std::slice::from_raw_parts(data, inline) });
         let (start, bytes) = (first.as_ptr(), first.len());
@@ -617,9 +642,9 @@ impl Exchange {
         for to in to {
             // SAFETY: `kept` holds the first message; the caller vouches for the rest.
             unsafe {
-                self.transfer(to, start, bytes)?;
+                self.transfer(self.first, to, start, bytes)?;
                 if len > inline {
-                    self.transfer(to, data.add(inline), len - inline)?;
+                    self.transfer(self.rest, to, data.add(inline), len - inline)?;
                 }
             }
         }
@@ -628,10 +653,10 @@ impl Exchange {
 
     /// # Safety
     /// As for [`Exchange::send`].
-    unsafe fn transfer(&mut self, to: usize, data: *const u8, len: usize) -> Result<(), CommError> {
+    unsafe fn transfer(&mut self, at: (Handle, u16), to: usize, data: *const u8, len: usize) -> Result<(), CommError> {
         let group = &self.group;
         // SAFETY: the caller's promise. MPI's interface takes a mutable pointer for both ways, and does not write here.
-        let send = unsafe { Transfer::start(group, group.own, to, self.tag, data.cast_mut(), len, false)? };
+        let send = unsafe { Transfer::start(group, at, to, data.cast_mut(), len, false)? };
         self.sends.push(send);
         Ok(())
     }
@@ -659,8 +684,7 @@ impl Exchange {
         let mut first = Vec::with_capacity(room);
         let group = &self.group;
         // SAFETY: the buffer has the room and moves into `incoming`; one message starts or does not.
-        let mut head = unsafe { Transfer::start(group, group.own, from, self.tag, first.as_mut_ptr(), room, true)? };
-        head.shorter = true;
+        let head = unsafe { Transfer::start(group, self.first, from, first.as_mut_ptr(), room, true)? };
         self.incoming.push(Incoming { from, first, head, body: None, place, data: Vec::new(), done: false });
         Ok(())
     }
@@ -669,7 +693,7 @@ impl Exchange {
         let mut done = true;
         let inline = self.inline();
         for incoming in &mut self.incoming {
-            done &= incoming.poll(&self.group, self.tag, self.signature, inline)?;
+            done &= incoming.poll(&self.group, self.rest.0, self.signature, inline)?;
         }
         for send in &mut self.sends {
             done &= send.poll()?;
@@ -712,7 +736,7 @@ impl Operation for Exchange {
 }
 
 impl Incoming {
-    fn poll(&mut self, group: &Group, tag: u16, expected: Signature, inline: usize) -> Result<bool, CommError> {
+    fn poll(&mut self, group: &Group, rest: Handle, expected: Signature, inline: usize) -> Result<bool, CommError> {
         if self.done {
             return Ok(true);
         }
@@ -722,7 +746,7 @@ impl Incoming {
             }
             // SAFETY: MPI has written this many bytes.
             unsafe { self.first.set_len(self.head.got) };
-            let Some((signature, len)) = decode(&self.first) else {
+            let Some((signature, tag, len)) = decode(&self.first) else {
                 let (rank, from) = (self.head.rank, self.head.peer);
                 return Err(CommError::Length { rank, from, expected: HEADER, got: self.first.len() });
             };
@@ -747,8 +771,8 @@ impl Incoming {
             unsafe { start.copy_from_nonoverlapping(early.as_ptr(), early.len()) };
             if len > inline {
                 // SAFETY: the same room; `data` or the owner of `place` lives as long as this.
-                let rest = unsafe { start.add(inline) };
-                self.body = Some(unsafe { Transfer::start(group, group.own, self.from, tag, rest, len - inline, true)? });
+                let body = unsafe { Transfer::start(group, (rest, tag), self.from, start.add(inline), len - inline, true)? };
+                self.body = Some(body);
             } else if self.place.is_none() {
                 // SAFETY: all len bytes were in the first message.
                 unsafe { self.data.set_len(len) };
@@ -760,7 +784,7 @@ impl Incoming {
         {
             if self.place.is_none() {
                 // SAFETY: the first message and the body are all of it.
-                unsafe { self.data.set_len(inline + body.len) };
+                unsafe { self.data.set_len(inline + body.got) };
             }
             self.done = true;
         }
@@ -954,16 +978,17 @@ impl MpiComm {
 
     /// Starts a message of `len` bytes to or from `buffer`, which has room for them.
     fn message(&self, peer: usize, tag: u16, mut buffer: Vec<u8>, len: usize, receive: bool) -> Result<Box<dyn Request>, CommError> {
-        let group = &self.group;
-        // SAFETY: the bytes move with the transfer into an operation of the engine, or are leaked.
-        let transfer = unsafe { Transfer::start(group, group.user, peer, tag, buffer.as_mut_ptr(), len, receive) };
-        match transfer {
-            Ok(transfer) => Ok(self.request(Kind::PointToPoint, Message { transfer, buffer })),
-            Err(error) => {
-                leak(buffer);
-                Err(error)
+        let mut exchange = Exchange::message(&self.group, tag);
+        let start = buffer.as_mut_ptr();
+        // SAFETY: the buffer moves with the exchange into an operation of the engine, or is leaked with it.
+        let result = unsafe {
+            match receive {
+                true => exchange.receive_at(peer, Some((start, len))),
+                false => exchange.send([peer].into_iter(), start, len),
             }
-        }
+        };
+        let message = started(Message { exchange, buffer, len }, result)?;
+        Ok(self.request(Kind::PointToPoint, message))
     }
 
     /// Makes an exchange and waits for it: `data` to the ranks `to`, and what comes from the ranks `from`.
@@ -1117,8 +1142,7 @@ impl Communicator for MpiComm {
     }
 
     fn abort(&self, cause: &str) {
-        eprintln!("rank {}: {cause}", self.group.engine.rank);
-        abort_job(1);
+        abort_job(cause);
     }
 
     fn counters(&self) -> &Arc<CommCounters> {
@@ -1163,11 +1187,11 @@ mod tests {
         for dtype in TYPES {
             for op in OPS {
                 let signature = Signature::all_reduce(5 << 32, dtype, op);
-                assert_eq!(decode(&encode(signature, 77)), Some((signature, 77)));
+                assert_eq!(decode(&encode(signature, 999, 77)), Some((signature, 999, 77)));
             }
         }
         let barrier = Signature::of(Kind::Barrier);
-        assert_eq!(decode(&encode(barrier, 0)), Some((barrier, 0)));
+        assert_eq!(decode(&encode(barrier, 0, 0)), Some((barrier, 0, 0)));
         assert_eq!(decode(&[0; HEADER - 1]), None);
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use burn_std::DType;
 
-use super::{Comm, CommCounters, CommError, Communicator, Kind, ReduceOp, Request, Signature, reduce, timeout_from_env};
+use super::{Comm, CommCounters, CommError, Communicator, Kind, ReduceOp, Request, Signature, reduce, timeout_from_env, without_rank};
 
 /// The communicators of `n` thread ranks, in rank order. Hand one to each thread.
 ///
@@ -40,7 +40,7 @@ pub(crate) struct World {
 impl World {
     /// Fails every wait of the world, now and later, with the cause given first.
     pub(crate) fn abort(&self, rank: usize, cause: &str) {
-        let _ = self.poison.set((rank, cause.to_owned()));
+        let _ = self.poison.set((rank, without_rank(rank, cause).to_owned()));
         let groups: Vec<_> = lock(&self.groups).iter().filter_map(Weak::upgrade).collect();
         for group in groups {
             // Under the lock, so that no waiter is between its look at the poison and its sleep.
@@ -538,8 +538,9 @@ mod tests {
                     scope.spawn(move || {
                         // A group that rank 0 is not in, and a message that never comes.
                         let group = comm.split(comm.rank().min(1), 0).unwrap();
+                        let receive = group.start_recv(0, 0, 1).unwrap();
                         split.wait();
-                        group.start_recv(0, 0, 1).unwrap().wait().unwrap_err()
+                        receive.wait().unwrap_err()
                     })
                 })
                 .collect();

@@ -1,0 +1,86 @@
+//! One training step, written down: to compare grids.
+
+use std::collections::BTreeMap;
+
+use burn::module::AutodiffModule;
+use burn::nn::loss::{MseLoss, Reduction};
+use burn::tensor::backend::Backend as _;
+use burn_spatial_io::{LoaderOptions, check_ids};
+use burn_spatial_models::weights::{self, Named};
+
+use super::cli::CompareArgs;
+use super::data::Universes;
+use super::ranks::{Rank, on_all, on_first};
+use super::{Backend, Error, train};
+
+/// `cosmoflow compare-ranks` on one rank: the same weights and batch on every grid. Collective: rank 0 writes.
+///
+/// # Errors
+/// When data cannot be read, the file not written, or the other file holds another step.
+pub fn run(rank: Rank, args: &CompareArgs) -> Result<(), Error> {
+    let universes = Universes::of_folder(&rank, &args.data)?;
+    let targets = on_all(rank.world(), universes.targets())?;
+    Backend::seed(&rank.device, args.model.seed);
+    let config = train::network(&args.model, &universes, &targets).config();
+    let model = on_all(rank.world(), config.init::<Backend>(&rank.device).map_err(Error::from))?;
+    let options = LoaderOptions { batch: args.model.batch.get(), seed: None, workers: 1, prefetch: 1 };
+    let loader = universes.loader::<Backend>(&rank, &targets, options, None);
+    let mut step = Named::new();
+    if let Some(batch) = loader.epoch(0).next() {
+        let batch = batch?;
+        check_ids(&batch.ids, &rank.mesh)?;
+        let loss = MseLoss::new().forward(model.forward(batch.volumes), batch.targets, Reduction::Mean);
+        let gradients = loss.backward();
+        let gradients = weights::gradients(&model, &gradients).into_iter();
+        step.extend(gradients.map(|(name, data)| (format!("gradient/{name}"), data)));
+        let statistics = weights::collect(&model.valid()).into_iter().filter(|(name, _)| name.contains("running_"));
+        step.extend(statistics.map(|(name, data)| (format!("statistic/{name}"), data)));
+        step.insert("loss".into(), loss.into_data());
+    }
+    on_first(rank.world(), || weights::write_safetensors(&args.out, &step).map_err(Error::from))?;
+    if let Some(other) = &args.against {
+        let largest = on_first(rank.world(), || {
+            let differences = differences(&step, &weights::read_safetensors(other, "")?)?;
+            let largest = differences.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
+            largest.ok_or_else(|| Error::Usage("there is nothing to compare".into()))
+        })?;
+        if rank.is_first() {
+            println!("largest relative difference {:.3e}, in {}", largest.1, largest.0);
+        }
+    }
+    Ok(())
+}
+
+/// For each tensor, the largest difference of its entries relative to its largest entry.
+///
+/// # Errors
+/// [`Error::Usage`] when the tensors differ in name or shape.
+pub fn differences(one: &Named, other: &Named) -> Result<BTreeMap<String, f64>, Error> {
+    let shapes = |named: &Named| named.iter().map(|(name, data)| (name.clone(), data.shape.to_vec())).collect::<Vec<_>>();
+    if shapes(one) != shapes(other) {
+        return Err(Error::Usage("the two steps are of different networks".into()));
+    }
+    let difference = |(name, data): (&String, _)| {
+        let (a, b): (&burn::tensor::TensorData, _) = (data, &other[name]);
+        let largest = a.iter::<f64>().chain(b.iter::<f64>()).fold(0.0, |m: f64, v| m.max(v.abs()));
+        let apart = a.iter::<f64>().zip(b.iter::<f64>()).fold(0.0, |m: f64, (a, b)| m.max((a - b).abs()));
+        (name.clone(), if largest > 0.0 { apart / largest } else { 0.0 })
+    };
+    Ok(one.iter().map(difference).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::TensorData;
+
+    #[test]
+    fn differences_are_relative_to_the_largest_entry() {
+        let named = |values: [f32; 3]| Named::from([("a".to_owned(), TensorData::from(values))]);
+        let found = differences(&named([1.0, -4.0, 0.0]), &named([1.0, -4.0, 1.0])).unwrap();
+        assert_eq!(found["a"], 0.25);
+        assert_eq!(differences(&named([0.0; 3]), &named([0.0; 3])).unwrap()["a"], 0.0);
+        let other = Named::from([("b".to_owned(), TensorData::from([1.0f32]))]);
+        assert!(differences(&named([0.0; 3]), &other).is_err());
+    }
+}

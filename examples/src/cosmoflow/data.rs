@@ -1,0 +1,230 @@
+//! Universes as batches on the grid.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use burn::tensor::{Tensor, TensorData};
+use burn_spatial::layout::{Axis, balanced_offsets};
+use burn_spatial::mesh::MeshAxis;
+use burn_spatial::place::{self, SpatialBackend};
+use burn_spatial::{Grid, Layout};
+use burn_spatial_io::{
+    BlockSpec, ChannelAxis, CosmoFlowBatch, CosmoFlowBatcher, DataError, DataGroup, Hyperslab, Loader, LoaderOptions, Place, Sample,
+    SampleSource, Scratch, Transform, VolumeFile, list_files, split_files,
+};
+use serde::{Deserialize, Serialize};
+
+use super::augment::{Symmetry, View};
+use super::cli::TestArgs;
+use super::ranks::{Rank, on_first};
+use super::{Error, error};
+
+/// The volume in a file.
+const VOLUME: &str = "full";
+/// The parameters, in [-1, 1].
+const LABELS: &str = "unitPar";
+/// The names of the parameters.
+const NAMES: &str = "namePar";
+
+/// Files of universes of one shape.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Universes {
+    /// The files, sample by sample.
+    pub files: Vec<PathBuf>,
+    /// Redshifts.
+    pub channels: usize,
+    /// Voxels along each edge.
+    pub width: usize,
+    /// All parameters, by name.
+    pub names: Vec<String>,
+    /// The parameters of each file, in [-1, 1].
+    pub labels: Vec<Vec<f32>>,
+}
+
+/// The parameters that are learned: those that vary in the training set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Targets {
+    /// Their names.
+    pub names: Vec<String>,
+    /// Their positions among the labels of a file.
+    pub columns: Vec<usize>,
+    /// Their means in the training set: what a constant predicts.
+    pub means: Vec<f64>,
+}
+
+impl Universes {
+    /// Opens each of `files`. For rank 0, which tells the others.
+    ///
+    /// # Errors
+    /// [`Error::Data`] when a file cannot be read; [`Error::Usage`] when shapes differ or are no cubes.
+    pub fn open(files: Vec<PathBuf>) -> Result<Universes, Error> {
+        let mut shape = None;
+        let (mut names, mut labels) = (Vec::new(), Vec::new());
+        for path in &files {
+            let file = VolumeFile::open(path, VOLUME, ChannelAxis::Auto, 0)?;
+            let own = file.shape();
+            let [d, h, w] = own.extent;
+            if d != h || h != w {
+                return Err(Error::Usage(format!("{}: CosmoFlow reads cubes, not {d} x {h} x {w} voxels", path.display())));
+            }
+            if shape.get_or_insert(own) != &own {
+                return Err(Error::Usage(format!("{}: {own:?} differs from the first file, {}", path.display(), files[0].display())));
+            }
+            let row = file.labels(LABELS)?;
+            if labels.is_empty() {
+                let number = |i: usize| format!("parameter_{i}");
+                names = file.names(NAMES)?.filter(|n| n.len() == row.len()).unwrap_or_else(|| (0..row.len()).map(number).collect());
+            }
+            if row.len() != names.len() {
+                let message = format!("{}: {} parameters where the first file has {}", path.display(), row.len(), names.len());
+                return Err(Error::Usage(message));
+            }
+            labels.push(row);
+        }
+        let shape = shape.ok_or_else(|| Error::Usage("there are no universes to read".into()))?;
+        Ok(Universes { files, channels: shape.channels, width: shape.extent[0], names, labels })
+    }
+
+    /// The universes of `folder`. Collective: rank 0 looks.
+    ///
+    /// # Errors
+    /// As for [`Universes::open`].
+    pub fn of_folder(rank: &Rank, folder: &Path) -> Result<Universes, Error> {
+        on_first(rank.world(), || Universes::open(list_files(folder, 0)?))
+    }
+
+    /// Training and test universes. Collective: rank 0 looks.
+    ///
+    /// # Errors
+    /// As for [`Universes::open`], and [`Error::Usage`] when one of the sets would be empty or they do not match.
+    pub fn split(rank: &Rank, data: &Path, test: &TestArgs, seed: u64) -> Result<(Universes, Universes), Error> {
+        on_first(rank.world(), || {
+            let files = list_files(data, 0)?;
+            let (train, held_out) = match &test.test_data {
+                Some(folder) => (files, list_files(folder, 0)?),
+                None => split_files(files, test.test_fraction, seed),
+            };
+            if train.is_empty() || held_out.is_empty() {
+                return Err(Error::Usage(format!(
+                    "{} universes to train on and {} to test on: change --test-fraction or give --test-data",
+                    train.len(),
+                    held_out.len()
+                )));
+            }
+            let (train, held_out) = (Universes::open(train)?, Universes::open(held_out)?);
+            let shape = |u: &Universes| (u.channels, u.width, u.names.clone());
+            if shape(&train) != shape(&held_out) {
+                return Err(Error::Usage(format!(
+                    "training universes have (channels, width, parameters) {:?}, test universes {:?}",
+                    shape(&train),
+                    shape(&held_out)
+                )));
+            }
+            Ok((train, held_out))
+        })
+    }
+
+    /// The parameters that vary here; the others are not learned.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when none does.
+    pub fn targets(&self) -> Result<Targets, Error> {
+        let column = |i: usize| self.labels.iter().map(move |row| row[i]);
+        let columns: Vec<usize> =
+            (0..self.names.len()).filter(|i| column(*i).any(|value| value != self.labels[0][*i])).collect();
+        if columns.is_empty() {
+            return Err(Error::Usage("no parameter varies in the training universes: there is nothing to learn".into()));
+        }
+        Ok(Targets {
+            names: columns.iter().map(|i| self.names[*i].clone()).collect(),
+            means: columns.iter().map(|i| column(*i).map(f64::from).sum::<f64>() / self.labels.len() as f64).collect(),
+            columns,
+        })
+    }
+
+    /// The batches of this rank.
+    pub fn loader<B: SpatialBackend<Device = burn_spatial::SpatialDevice<burn::backend::flex::FlexDevice>>>(
+        &self,
+        rank: &Rank,
+        targets: &Targets,
+        options: LoaderOptions,
+        view: Option<(Symmetry, u64, u64)>,
+    ) -> Loader<B, CosmoFlowBatch<B>> {
+        let source = Blocks {
+            universes: Arc::new(self.clone()),
+            columns: targets.columns.clone(),
+            block: BlockSpec::of(&rank.mesh),
+            rank: rank.mesh.rank(),
+            view,
+        };
+        let batcher = CosmoFlowBatcher::new(&rank.mesh, OnGrid(rank.mesh.grid()));
+        Loader::new(source, batcher, options, DataGroup::of(&rank.mesh), rank.device.clone())
+    }
+}
+
+/// Reads this rank's block of a view of each universe. Voxels are ln(1 + count).
+struct Blocks {
+    universes: Arc<Universes>,
+    columns: Vec<usize>,
+    block: BlockSpec,
+    rank: usize,
+    /// The symmetry, the seed and the epoch.
+    view: Option<(Symmetry, u64, u64)>,
+}
+
+impl SampleSource for Blocks {
+    fn try_get(&self, index: usize) -> Result<Sample, DataError> {
+        let Universes { files, channels, width, labels, .. } = &*self.universes;
+        let path = files.get(index).ok_or(DataError::Index { rank: self.rank, index, len: files.len() })?;
+        let file = VolumeFile::open(path, VOLUME, ChannelAxis::Auto, self.rank)?;
+        let slab: Hyperslab = self.block.slab([*width; 3]);
+        let view = self.view.map_or(View::STORED, |(symmetry, seed, epoch)| View::draw(symmetry, seed, epoch, index, *width));
+        let mut block = vec![0.0; channels * slab.voxels()];
+        let (mut scratch, mut read) = (Scratch::default(), Vec::new());
+        for part in view.parts(slab, *width) {
+            file.read(part.slab, Transform::Log1p, &mut scratch, &mut read)?;
+            view.put(&part, &read, &mut block, slab.extent);
+        }
+        let [d, h, w] = slab.extent;
+        Ok(Sample {
+            id: index,
+            block,
+            shape: [*channels, d, h, w],
+            volume: [*channels, *width, *width, *width],
+            labels: self.columns.iter().map(|c| labels[index][*c]).collect(),
+            global_batch: None,
+        })
+    }
+
+    fn len(&self) -> usize {
+        self.universes.files.len()
+    }
+}
+
+/// Places blocks on a grid.
+#[derive(Clone, Copy, Debug)]
+pub struct OnGrid(pub Grid);
+
+impl<B: SpatialBackend> Place<B> for OnGrid {
+    fn place<const D: usize>(
+        &self,
+        local: TensorData,
+        global: [usize; D],
+        split: [Option<MeshAxis>; D],
+        device: &B::Device,
+    ) -> Tensor<B, D> {
+        let axis = |(extent, split): (usize, Option<MeshAxis>)| match split {
+            Some(axis) => vec![Axis::split(axis, balanced_offsets(extent, self.0.size(axis)))],
+            None => vec![Axis::full(extent)],
+        };
+        place::from_local(local, Layout::new(global.into_iter().zip(split).map(axis).collect()), device)
+    }
+}
+
+/// Makes `folder` and its parents. Collective: rank 0 does it.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn make_folder(rank: &Rank, folder: &Path) -> Result<(), Error> {
+    on_first(rank.world(), || std::fs::create_dir_all(folder).map_err(error::Error::io(folder)))
+}

@@ -1,0 +1,4 @@
+//! The training programs, as a library so that tests run them too.
+#![warn(missing_docs)]
+
+pub mod cosmoflow;
