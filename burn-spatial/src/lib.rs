@@ -32,6 +32,7 @@
 //!   ending them together; [`comm`]: communicators over MPI (feature `mpi`) and threads;
 //! - [`layout`]: how a global tensor lies on the grid; [`place`]: laying tensors out, and asking how they lie;
 //! - [`nn`]: what Burn lacks: 3D pools, convolutions with asymmetric and periodic padding;
+//! - [`optim`]: gradients as optimizers and norms need them;
 //! - [`halo`]: which rank needs which planes of which other; [`kernels`]: local convolutions and pools;
 //! - [`stats`]: what a rank has counted.
 //!
