@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn write(path: &Path, seed: usize, kind: &str) -> Result<(), Box<dyn Error>> {
     let file = File::create(path)?;
     let shape = (SIDE, SIDE, SIDE, 4);
-    let value = |i: usize| (i * 2_654_435_761 + seed * 97) >> 7 & 3;
+    let value = |i: usize| ((i * 2_654_435_761 + seed * 97) >> 7) & 3;
     let len = SIDE * SIDE * SIDE * 4;
     if kind == "wrong_type" {
         let text: hdf5_metno::types::FixedAscii<4> = hdf5_metno::types::FixedAscii::from_ascii("text")?;
