@@ -158,11 +158,12 @@ fn one_pass<B: Backend, const D: usize>(
         (recast(x), recast(m1), recast(m2))
     } else {
         let x: SpatialTensor<Flex, Float> = recast(x);
-        let layout = x.layout().clone().with_pending(Default::default());
+        // A parameter made of a constant is stored once until it is first stepped.
+        let layout = (0..D).fold(x.layout().clone().with_pending(Default::default()), |l, dim| l.materialized_dim(dim));
         let device = x.device().clone();
         let block = |t: B::FloatTensorPrimitive| recast::<_, SpatialTensor<Flex, Float>>(t).into_layout(&layout).settle().0;
         let (g, old) = (block(g), old.map(|(a, b)| (block(a), block(b))));
-        let (x, m1, m2) = flat(x.settle().0, g, old, factors);
+        let (x, m1, m2) = flat(x.into_layout(&layout).settle().0, g, old, factors);
         let whole = |t| recast(SpatialTensor::<Flex, Float>::new(t, layout.clone(), device.clone()));
         (whole(x), whole(m1), whole(m2))
     };

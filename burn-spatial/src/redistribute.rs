@@ -34,6 +34,10 @@ pub(crate) fn redistribute<B: Backend, K: Kind<B>>(
             }
         }
     }
+    debug_assert!(
+        axes.iter().all(|(a, b)| a.storage == Storage::Uniform || b.storage != Storage::Uniform),
+        "what varies along an axis cannot be stored once: {from} to {to}"
+    );
     let coords = context.mesh.coords();
     let target = to.local_shape(coords);
     // Uniform axes are stored last, so that they are never sent.

@@ -33,8 +33,25 @@ fn train_args(folder: &Path, out: &str, grid: &str, more: &[&str]) -> TrainArgs 
     let ranks: usize = grid.split('x').map(|n| n.parse::<usize>().unwrap()).product();
     let ranks = ranks.to_string();
     let words = [
-        "train", "--data", text(&data), "--out", text(&out), "--grid", grid, "--local-ranks", &ranks, "--scale", "8", "--epochs", "4",
-        "--batch", "2", "--test-fraction", "0.25", "--augment", "periodic",
+        "train",
+        "--data",
+        text(&data),
+        "--out",
+        text(&out),
+        "--grid",
+        grid,
+        "--local-ranks",
+        &ranks,
+        "--scale",
+        "8",
+        "--epochs",
+        "4",
+        "--batch",
+        "2",
+        "--test-fraction",
+        "0.25",
+        "--augment",
+        "periodic",
     ];
     let Command::Train(args) = parse(&[&words, more].concat()) else { unreachable!() };
     args
@@ -127,7 +144,8 @@ fn a_training_reports_and_can_be_tested_again() {
     }
 
     let (data, file, out) = (folder.path().join("data"), run.join(checkpoint::FILE_NAME), folder.path().join("eval"));
-    let words = ["eval", "--data", text(&data), "--checkpoint", text(&file), "--out", text(&out), "--grid", "1x1x1x2", "--local-ranks", "2"];
+    let words =
+        ["eval", "--data", text(&data), "--checkpoint", text(&file), "--out", text(&out), "--grid", "1x1x1x2", "--local-ranks", "2"];
     let Command::Eval(args) = parse(&words) else { unreachable!() };
     ranks::start(&args.ranks, |rank| evaluate::run(rank, &args)).unwrap();
     let metrics: serde_json::Value = serde_json::from_slice(&fs::read(out.join("metrics.json")).unwrap()).unwrap();
@@ -144,8 +162,20 @@ fn a_step_is_the_same_on_every_grid() {
         .map(|(grid, count)| {
             let out = folder.path().join(format!("{grid}.safetensors"));
             let words = [
-                "compare-ranks", "--data", text(&data), "--out", text(&out), "--grid", grid, "--local-ranks", count, "--batch", "2",
-                "--scale", "4", "--batch-norm",
+                "compare-ranks",
+                "--data",
+                text(&data),
+                "--out",
+                text(&out),
+                "--grid",
+                grid,
+                "--local-ranks",
+                count,
+                "--batch",
+                "2",
+                "--scale",
+                "4",
+                "--batch-norm",
             ];
             let Command::CompareRanks(args) = parse(&words) else { unreachable!() };
             ranks::start(&args.ranks, |rank| compare::run(rank, &args)).unwrap();

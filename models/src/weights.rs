@@ -115,9 +115,9 @@ pub fn write_safetensors(path: &Path, tensors: &Named) -> Result<(), WeightsErro
         Ok((name.clone(), (dtype, data.shape.to_vec(), bytes)))
     };
     let owned = tensors.iter().map(|(n, d)| view((n, d))).collect::<Result<BTreeMap<_, _>, _>>()?;
-    let views = owned.iter().map(|(name, (dtype, shape, bytes))| {
-        Ok((name.as_str(), safetensors::tensor::TensorView::new(*dtype, shape.clone(), bytes)?))
-    });
+    let views = owned
+        .iter()
+        .map(|(name, (dtype, shape, bytes))| Ok((name.as_str(), safetensors::tensor::TensorView::new(*dtype, shape.clone(), bytes)?)));
     let views = views.collect::<Result<Vec<_>, _>>().map_err(write)?;
     safetensors::serialize_to_file(views, None, path).map_err(write)
 }

@@ -1,9 +1,9 @@
 //! Memory does not grow from step to step: in a process of its own, for the peak is the process's.
 
 use burn::backend::{Autodiff, Flex};
+use burn::module::Module;
 use burn::nn::conv::{Conv3d, Conv3dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig3d};
-use burn::module::Module;
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Distribution, Tensor, activation};

@@ -130,8 +130,7 @@ impl Universes {
     /// [`Error::Usage`] when none does.
     pub fn targets(&self) -> Result<Targets, Error> {
         let column = |i: usize| self.labels.iter().map(move |row| row[i]);
-        let columns: Vec<usize> =
-            (0..self.names.len()).filter(|i| column(*i).any(|value| value != self.labels[0][*i])).collect();
+        let columns: Vec<usize> = (0..self.names.len()).filter(|i| column(*i).any(|value| value != self.labels[0][*i])).collect();
         if columns.is_empty() {
             return Err(Error::Usage("no parameter varies in the training universes: there is nothing to learn".into()));
         }

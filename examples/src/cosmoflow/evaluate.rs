@@ -71,12 +71,8 @@ pub fn evaluate(
     let model = model.valid();
     let options = LoaderOptions { batch, seed: None, workers: 1, prefetch: 2 };
     let loader = universes.loader::<Inner>(rank, targets, options, None);
-    let mut evaluation = Evaluation {
-        names: targets.names.clone(),
-        means: targets.means.clone(),
-        predicted: Vec::new(),
-        truth: Vec::new(),
-    };
+    let mut evaluation =
+        Evaluation { names: targets.names.clone(), means: targets.means.clone(), predicted: Vec::new(), truth: Vec::new() };
     let width = targets.names.len();
     let rows = |data: burn::tensor::TensorData| -> Vec<Vec<f32>> {
         data.iter::<f32>().collect::<Vec<_>>().chunks(width).map(<[f32]>::to_vec).collect()

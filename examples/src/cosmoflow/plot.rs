@@ -84,8 +84,7 @@ pub fn predicted(path: &Path, test: &Evaluation) -> Result<(), Error> {
     root.fill(&WHITE).map_err(at(path))?;
     let (own, constant) = (test.mse(), test.constant_mse());
     for (c, (area, name)) in root.split_evenly((rows, columns)).iter().zip(&test.names).enumerate() {
-        let points: Vec<_> =
-            test.truth.iter().zip(&test.predicted).map(|(t, p)| (f64::from(t[c]), f64::from(p[c]))).collect();
+        let points: Vec<_> = test.truth.iter().zip(&test.predicted).map(|(t, p)| (f64::from(t[c]), f64::from(p[c]))).collect();
         let both = range(points.iter().flat_map(|(t, p)| [*t, *p]));
         let mut chart = ChartBuilder::on(area)
             .caption(format!("{name}: error {:.4}, constant {:.4}", own[c], constant[c]), ("sans-serif", 20))
