@@ -26,6 +26,10 @@ const LABELS: &str = "unitPar";
 /// The names of the parameters.
 const NAMES: &str = "namePar";
 
+/// The network reads (ln(1 + count) - CENTER) * SCALE, which is about 0 +- 1: counts average one a cell.
+const CENTER: f32 = 0.6;
+const SCALE: f32 = 2.0;
+
 /// Files of universes of one shape.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Universes {
@@ -161,7 +165,7 @@ impl Universes {
     }
 }
 
-/// Reads this rank's block of a view of each universe. Voxels are ln(1 + count).
+/// Reads this rank's block of a view of each universe.
 struct Blocks {
     universes: Arc<Universes>,
     columns: Vec<usize>,
@@ -182,6 +186,7 @@ impl SampleSource for Blocks {
         let (mut scratch, mut read) = (Scratch::default(), Vec::new());
         for part in view.parts(slab, *width) {
             file.read(part.slab, Transform::Log1p, &mut scratch, &mut read)?;
+            read.iter_mut().for_each(|voxel| *voxel = (*voxel - CENTER) * SCALE);
             view.put(&part, &read, &mut block, slab.extent);
         }
         let [d, h, w] = slab.extent;
