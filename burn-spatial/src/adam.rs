@@ -1,6 +1,6 @@
 //! Adam in one pass over memory.
 
-use std::any::{Any, TypeId};
+use std::any::TypeId;
 
 use burn::module::AutodiffModule;
 use burn::optim::adaptor::OptimizerAdaptor;
@@ -10,6 +10,7 @@ use burn::tensor::{DType, Tensor, TensorMetadata, TensorPrimitive};
 use burn_flex::{Flex, FlexTensor};
 use rayon::prelude::*;
 
+use crate::kernels::recast;
 use crate::kind::Float;
 use crate::tensor::SpatialTensor;
 
@@ -173,12 +174,6 @@ fn one_pass<B: Backend, const D: usize>(
 /// Whether a backend's float tensors are `T`.
 fn holds<B: Backend, T: 'static>() -> bool {
     TypeId::of::<T>() == TypeId::of::<B::FloatTensorPrimitive>()
-}
-
-/// One and the same type under two names.
-fn recast<T: 'static, U: 'static>(value: T) -> U {
-    let mut value = Some(value);
-    (&mut value as &mut dyn Any).downcast_mut::<Option<U>>().and_then(Option::take).expect("the same type")
 }
 
 fn flat(x: FlexTensor, grad: FlexTensor, old: Moments<FlexTensor>, factors: &Factors) -> (FlexTensor, FlexTensor, FlexTensor) {

@@ -12,6 +12,8 @@ use burn_flex::FlexTensor;
 mod cpu;
 pub mod generic;
 
+pub use cpu::Arithmetic;
+
 /// One axis of a window operation on a block. Tap `t` of output `o` reads input `o * stride + t * dilation - offset`;
 /// what lies outside `0..input` is padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,11 +69,15 @@ fn flex_pair<T: 'static>(a: &T, b: &T) -> Option<(FlexTensor, FlexTensor)> {
     (a.dtype() == b.dtype()).then_some((a, b))
 }
 
+/// One and the same type under two names.
+pub(crate) fn recast<T: 'static, U: 'static>(value: T) -> U {
+    let mut value = Some(value);
+    (&mut value as &mut dyn Any).downcast_mut::<Option<U>>().and_then(Option::take).expect("the same type")
+}
+
 /// The backend's primitive, which is a Flex tensor wherever [`flex`] gave one.
 fn primitive<T: 'static>(t: FlexTensor) -> T {
-    let mut t = Some(t);
-    let slot: &mut dyn Any = &mut t;
-    slot.downcast_mut::<Option<T>>().and_then(Option::take).expect("a Flex primitive")
+    recast(t)
 }
 
 /// Runs `$body` with `$t` the element type of the Flex tensor `$x`.
@@ -101,6 +107,35 @@ fn outputs(window: &Window) -> [usize; 3] {
 /// `[n, c]` of a tensor and the extents given.
 fn with_extents(n: usize, c: usize, [d, h, w]: [usize; 3]) -> [usize; 5] {
     [n, c, d, h, w]
+}
+
+/// Element-wise arithmetic of a large tensor with one that varies along a part of its dimensions only, in one pass and
+/// in place where the buffer is not shared. Gives the operands back where this is not the case on hand.
+#[allow(clippy::type_complexity)]
+pub fn arithmetic<B: Backend>(
+    large: FloatTensor<B>,
+    small: FloatTensor<B>,
+    arithmetic: Arithmetic,
+) -> Result<FloatTensor<B>, (FloatTensor<B>, FloatTensor<B>)> {
+    let runs = cpu::Runs::of(&large.shape(), &small.shape()).filter(|_| large.shape() != small.shape());
+    let dtypes = matches!(large.dtype(), DType::F32 | DType::F64) && large.dtype() == small.dtype();
+    let dense = (&large as &dyn Any).downcast_ref::<FlexTensor>().is_some_and(|t| t.is_contiguous() && t.layout().start_offset() == 0);
+    let (Some(runs), true, true) = (runs, dtypes, dense) else { return Err((large, small)) };
+    let small = flex(&small).expect("both are Flex tensors");
+    let mut values = recast::<_, FlexTensor>(large);
+    let n = values.shape().num_elements();
+    typed!(values, T => runs.apply::<T>(&mut values.storage_mut::<T>()[..n], cpu::slice(&small), arithmetic));
+    Ok(primitive(values))
+}
+
+/// A permuted tensor as a dense one where that can be done in long runs; anything else as it is.
+pub(crate) fn dense<T: 'static>(tensor: T) -> T {
+    let copy = (&tensor as &dyn Any).downcast_ref::<FlexTensor>().filter(|t| !t.is_contiguous()).and_then(|t| match t.dtype() {
+        DType::F32 => cpu::dense::<f32>(t),
+        DType::F64 => cpu::dense::<f64>(t),
+        _ => None,
+    });
+    copy.map_or(tensor, primitive)
 }
 
 /// Convolution of a block. x `[N, Cin, in..]`, weight `[Cout, Cin / groups, kernel..]`, bias `[Cout]` ->

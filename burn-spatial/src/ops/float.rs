@@ -7,6 +7,7 @@ use burn_backend::{Backend, Distribution, ExecutionError, Scalar, TensorData, Te
 use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
 use super::*;
+use crate::kernels::{self, Arithmetic};
 use crate::kind::{Bool, Float, Int};
 use crate::{Spatial, SpatialDevice};
 
@@ -71,6 +72,21 @@ macro_rules! line_positions {
             along::<B, Float, Int>(tensor, dim, stringify!($name), |t| B::$name(t, dim $(, $arg)*))
         }
     )*};
+}
+
+/// Arithmetic of blocks: with one of them small, in one pass where the inner backend's room has a kernel for it.
+fn broadcasting<B: Backend>(
+    lhs: FloatTensor<B>,
+    rhs: FloatTensor<B>,
+    left: Arithmetic,
+    right: Arithmetic,
+    f: impl FnOnce(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
+) -> FloatTensor<B> {
+    if lhs.shape().num_elements() >= rhs.shape().num_elements() {
+        kernels::arithmetic::<B>(lhs, rhs, left).unwrap_or_else(|(lhs, rhs)| f(lhs, rhs))
+    } else {
+        kernels::arithmetic::<B>(rhs, lhs, right).unwrap_or_else(|(rhs, lhs)| f(lhs, rhs))
+    }
 }
 
 fn times<B: Backend>(t: FloatTensor<B>, n: usize) -> FloatTensor<B> {
@@ -167,7 +183,7 @@ impl<B: Backend> FloatTensorOps<Self> for Spatial<B> {
     }
 
     fn float_add(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
-        zip_linear::<B, Float>(lhs, rhs, B::float_add)
+        zip_linear::<B, Float>(lhs, rhs, |a, b| broadcasting::<B>(a, b, Arithmetic::Add, Arithmetic::Add, B::float_add))
     }
 
     fn float_neg(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -175,7 +191,19 @@ impl<B: Backend> FloatTensorOps<Self> for Spatial<B> {
         map_linear::<B, Float>(tensor, layout, B::float_neg)
     }
 
-    binary!(float_sub, float_mul, float_div, float_remainder, float_powf, float_atan2);
+    fn float_sub(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+        zip::<B, Float, Float, Float>(lhs, rhs, |a, b| broadcasting::<B>(a, b, Arithmetic::Sub, Arithmetic::SubFrom, B::float_sub))
+    }
+
+    fn float_mul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+        zip::<B, Float, Float, Float>(lhs, rhs, |a, b| broadcasting::<B>(a, b, Arithmetic::Mul, Arithmetic::Mul, B::float_mul))
+    }
+
+    fn float_div(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+        zip::<B, Float, Float, Float>(lhs, rhs, |a, b| broadcasting::<B>(a, b, Arithmetic::Div, Arithmetic::DivInto, B::float_div))
+    }
+
+    binary!(float_remainder, float_powf, float_atan2);
 
     unary!(
         float_recip,

@@ -7,6 +7,7 @@ use burn_std::{Shape, Slice};
 
 use crate::comm::ReduceOp;
 use crate::gradients::all_reduce;
+use crate::kernels::dense;
 use crate::kind::Kind;
 use crate::layout::{Axis, Layout, Storage, unify};
 use crate::mesh::AxisSet;
@@ -144,7 +145,7 @@ pub(crate) fn reshape<B: Backend, K: Kind<B>>(mut tensor: SpatialTensor<B, K>, s
         match tensor.layout().reshape(&shape) {
             Ok(layout) => {
                 let local = layout.local_shape(tensor.context().mesh.coords());
-                return map_linear(tensor, layout, |t| K::reshape(t, local));
+                return map_linear(tensor, layout, |t| K::reshape(dense(t), local));
             }
             Err(blocked) => {
                 let (dim, position) = locate(tensor.layout(), blocked.axis);

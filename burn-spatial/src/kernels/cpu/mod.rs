@@ -4,10 +4,13 @@ use burn_backend::{Element, Shape};
 use burn_flex::{FlexTensor, Layout};
 use burn_std::Bytes;
 
+mod broadcast;
 mod conv;
 mod pool;
 mod simd;
 
+pub use broadcast::Arithmetic;
+pub(crate) use broadcast::{Runs, dense};
 pub(crate) use conv::Conv;
 pub(crate) use pool::{average, average_grad, max, max_grad};
 pub(crate) use simd::{Isa, Real};
