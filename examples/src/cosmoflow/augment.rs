@@ -44,7 +44,7 @@ impl View {
         let mut state = mix(mix(mix(seed) ^ epoch) ^ id as u64);
         let mut below = |n: usize| {
             state = mix(state);
-            (u128::from(state) * n as u128 >> 64) as usize
+            ((u128::from(state) * n as u128) >> 64) as usize
         };
         let axes = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]][below(6)];
         let mirror = [(); 3].map(|()| below(2) == 1);
