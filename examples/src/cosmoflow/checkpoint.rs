@@ -83,7 +83,18 @@ impl Network {
 impl State {
     /// The state before the first step.
     pub fn new(config: Network, targets: Targets, scaling: Scaling, schedule: String) -> State {
-        State { version: VERSION, config, targets, scaling, schedule, epoch: 0, step: 0, random: (0, 0), losses: Vec::new(), lengths: [0; 2] }
+        State {
+            version: VERSION,
+            config,
+            targets,
+            scaling,
+            schedule,
+            epoch: 0,
+            step: 0,
+            random: (0, 0),
+            losses: Vec::new(),
+            lengths: [0; 2],
+        }
     }
 }
 
