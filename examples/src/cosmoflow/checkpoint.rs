@@ -14,7 +14,7 @@ use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
 use burn_spatial_models::{Adam, CosmoFlow, CosmoFlowConfig};
 use serde::{Deserialize, Serialize};
 
-use super::data::Targets;
+use super::data::{Scaling, Targets};
 use super::ranks::{Rank, bytes_on_first, on_all, on_first};
 use super::{Backend, Error};
 
@@ -35,6 +35,8 @@ pub struct State {
     pub config: Network,
     /// What it predicts.
     pub targets: Targets,
+    /// How its input is scaled.
+    pub scaling: Scaling,
     /// What has to be the same for a training to go on: epochs, batch, seed, learning rate, augmentation and number of samples.
     pub schedule: String,
     /// Epochs done.
@@ -80,8 +82,19 @@ impl Network {
 
 impl State {
     /// The state before the first step.
-    pub fn new(config: Network, targets: Targets, schedule: String) -> State {
-        State { version: VERSION, config, targets, schedule, epoch: 0, step: 0, random: (0, 0), losses: Vec::new(), lengths: [0; 2] }
+    pub fn new(config: Network, targets: Targets, scaling: Scaling, schedule: String) -> State {
+        State {
+            version: VERSION,
+            config,
+            targets,
+            scaling,
+            schedule,
+            epoch: 0,
+            step: 0,
+            random: (0, 0),
+            losses: Vec::new(),
+            lengths: [0; 2],
+        }
     }
 }
 

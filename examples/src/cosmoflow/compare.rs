@@ -9,7 +9,7 @@ use burn_spatial_io::{LoaderOptions, check_ids};
 use burn_spatial_models::weights::{self, Named};
 
 use super::cli::CompareArgs;
-use super::data::Universes;
+use super::data::{Scaling, Universes};
 use super::ranks::{Rank, on_all, on_first};
 use super::{Backend, Error, train};
 
@@ -24,7 +24,7 @@ pub fn run(rank: Rank, args: &CompareArgs) -> Result<(), Error> {
     let config = train::network(&args.model, &universes, &targets).config();
     let model = on_all(rank.world(), config.init::<Backend>(&rank.device).map_err(Error::from))?;
     let options = LoaderOptions { batch: args.model.batch.get(), seed: None, workers: 1, prefetch: 1 };
-    let loader = universes.loader::<Backend>(&rank, &targets, options, None);
+    let loader = universes.loader::<Backend>(&rank, &targets, &Scaling::measure(&rank, &universes)?, options, None);
     let mut step = Named::new();
     if let Some(batch) = loader.epoch(0).next() {
         let batch = batch?;

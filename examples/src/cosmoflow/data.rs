@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
+use burn_spatial::comm::ReduceOp;
 use burn_spatial::layout::{Axis, balanced_offsets};
 use burn_spatial::mesh::MeshAxis;
 use burn_spatial::place::{self, SpatialBackend};
@@ -26,9 +27,8 @@ const LABELS: &str = "unitPar";
 /// The names of the parameters.
 const NAMES: &str = "namePar";
 
-/// The network reads (ln(1 + count) - CENTER) * SCALE, which is about 0 +- 1: counts average one a cell.
-const CENTER: f32 = 0.6;
-const SCALE: f32 = 2.0;
+/// Universes that [`Scaling::measure`] looks at, at most.
+const MEASURED: usize = 16;
 
 /// Files of universes of one shape.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -54,6 +54,57 @@ pub struct Targets {
     pub columns: Vec<usize>,
     /// Their means in the training set: what a constant predicts.
     pub means: Vec<f64>,
+}
+
+/// What is done to ln(1 + count) of each channel: minus the mean, over the deviation. Growth shows in small changes
+/// of the early redshifts, which hardly vary otherwise.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Scaling {
+    /// Of each channel.
+    pub mean: Vec<f32>,
+    /// Of each channel.
+    pub deviation: Vec<f32>,
+}
+
+impl Scaling {
+    /// Measures the first universes of a set, each rank its block. Collective.
+    ///
+    /// # Errors
+    /// [`Error::Data`] when one cannot be read.
+    pub fn measure(rank: &Rank, universes: &Universes) -> Result<Scaling, Error> {
+        let slab = BlockSpec::of(&rank.mesh).slab([universes.width; 3]);
+        // Count, then sum and sum of squares of each channel.
+        let mut sums = vec![0.0f64; 1 + 2 * universes.channels];
+        let (mut scratch, mut read) = (Scratch::default(), Vec::new());
+        for path in universes.files.iter().take(MEASURED) {
+            let file = VolumeFile::open(path, VOLUME, ChannelAxis::Auto, rank.mesh.rank())?;
+            file.read(slab, Transform::Log1p, &mut scratch, &mut read)?;
+            sums[0] += slab.voxels() as f64;
+            for (channel, voxels) in read.chunks(slab.voxels()).enumerate() {
+                sums[1 + 2 * channel] += voxels.iter().map(|v| f64::from(*v)).sum::<f64>();
+                sums[2 + 2 * channel] += voxels.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
+            }
+        }
+        let bytes = sums.iter().flat_map(|v| v.to_ne_bytes()).collect();
+        let bytes = rank.world().all_reduce(bytes, DType::F64, ReduceOp::Sum)?;
+        let sums: Vec<f64> = bytes.as_chunks().0.iter().map(|v| f64::from_ne_bytes(*v)).collect();
+        let mean = |channel: usize| sums[1 + 2 * channel] / sums[0];
+        let deviation = |channel: usize| (sums[2 + 2 * channel] / sums[0] - mean(channel).powi(2)).max(0.0).sqrt();
+        let channels = 0..universes.channels;
+        Ok(Scaling {
+            mean: channels.clone().map(|c| mean(c) as f32).collect(),
+            // A channel without structure stays as it is.
+            deviation: channels.map(|c| if deviation(c) > 1e-6 { deviation(c) as f32 } else { 1.0 }).collect(),
+        })
+    }
+
+    /// Scales `[channels, voxels]` in place.
+    fn apply(&self, block: &mut [f32]) {
+        let voxels = block.len() / self.mean.len();
+        for (voxels, (mean, deviation)) in block.chunks_mut(voxels).zip(self.mean.iter().zip(&self.deviation)) {
+            voxels.iter_mut().for_each(|v| *v = (*v - mean) / deviation);
+        }
+    }
 }
 
 impl Universes {
@@ -150,12 +201,14 @@ impl Universes {
         &self,
         rank: &Rank,
         targets: &Targets,
+        scaling: &Scaling,
         options: LoaderOptions,
         view: Option<(Symmetry, u64, u64)>,
     ) -> Loader<B, CosmoFlowBatch<B>> {
         let source = Blocks {
             universes: Arc::new(self.clone()),
             columns: targets.columns.clone(),
+            scaling: scaling.clone(),
             block: BlockSpec::of(&rank.mesh),
             rank: rank.mesh.rank(),
             view,
@@ -169,6 +222,7 @@ impl Universes {
 struct Blocks {
     universes: Arc<Universes>,
     columns: Vec<usize>,
+    scaling: Scaling,
     block: BlockSpec,
     rank: usize,
     /// The symmetry, the seed and the epoch.
@@ -186,9 +240,9 @@ impl SampleSource for Blocks {
         let (mut scratch, mut read) = (Scratch::default(), Vec::new());
         for part in view.parts(slab, *width) {
             file.read(part.slab, Transform::Log1p, &mut scratch, &mut read)?;
-            read.iter_mut().for_each(|voxel| *voxel = (*voxel - CENTER) * SCALE);
             view.put(&part, &read, &mut block, slab.extent);
         }
+        self.scaling.apply(&mut block);
         let [d, h, w] = slab.extent;
         Ok(Sample {
             id: index,

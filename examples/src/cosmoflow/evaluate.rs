@@ -8,7 +8,7 @@ use burn_spatial_models::CosmoFlow;
 use serde::Serialize;
 
 use super::cli::EvalArgs;
-use super::data::{Targets, Universes, make_folder};
+use super::data::{Scaling, Targets, Universes, make_folder};
 use super::ranks::{Rank, on_all, on_first};
 use super::{Backend, Error, Inner, checkpoint, plot, report};
 
@@ -65,12 +65,12 @@ pub fn evaluate(
     rank: &Rank,
     model: &CosmoFlow<Backend>,
     universes: &Universes,
-    targets: &Targets,
+    (targets, scaling): (&Targets, &Scaling),
     batch: usize,
 ) -> Result<Evaluation, Error> {
     let model = model.valid();
     let options = LoaderOptions { batch, seed: None, workers: 1, prefetch: 2 };
-    let loader = universes.loader::<Inner>(rank, targets, options, None);
+    let loader = universes.loader::<Inner>(rank, targets, scaling, options, None);
     let mut evaluation =
         Evaluation { names: targets.names.clone(), means: targets.means.clone(), predicted: Vec::new(), truth: Vec::new() };
     let width = targets.names.len();
@@ -109,7 +109,7 @@ pub fn run(rank: Rank, args: &EvalArgs) -> Result<(), Error> {
         return on_all(rank.world(), Err(Error::Usage(message)));
     }
     let started = std::time::Instant::now();
-    let test = evaluate(&rank, &model, &universes, &state.targets, args.batch.get())?;
+    let test = evaluate(&rank, &model, &universes, (&state.targets, &state.scaling), args.batch.get())?;
     if let Some(out) = &args.out {
         make_folder(&rank, out)?;
         let steps = universes.files.len().div_ceil(args.batch.get());

@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::checkpoint::{self, AdamOptimizer, Network, State};
 use super::cli::{ModelArgs, TrainArgs};
-use super::data::{Targets, Universes, make_folder};
+use super::data::{Scaling, Targets, Universes, make_folder};
 use super::ranks::{Rank, on_all};
 use super::{Backend, Error, evaluate, plot, report};
 
@@ -88,14 +88,14 @@ pub fn train(rank: &Rank, args: &TrainArgs) -> Result<Outcome, Error> {
     bar.finish_and_clear();
     let steps = training.state.step - first_step;
     let timing = report::Timing { steps, in_steps, whole: started.elapsed() };
-    let State { losses, targets, .. } = training.state.clone();
+    let State { losses, targets, scaling, .. } = training.state.clone();
     if last < args.epochs {
         if rank.is_first() {
             println!("stopped after epoch {last} of {}: go on with --resume", args.epochs);
         }
         return Ok(Outcome { losses, test: None });
     }
-    let test = evaluate::evaluate(rank, &training.model, &held_out, &targets, args.model.batch.get())?;
+    let test = evaluate::evaluate(rank, &training.model, &held_out, (&targets, &scaling), args.model.batch.get())?;
     report::write(rank, &args.out, &test, &losses, timing)?;
     super::ranks::on_first(rank.world(), || {
         plot::losses(&args.out.join("loss.png"), &losses, training.steps_per_epoch)?;
@@ -133,7 +133,7 @@ impl<'a> Training<'a> {
             universes.files.len()
         );
         let steps_per_epoch = universes.files.len().div_ceil(args.model.batch.get());
-        let state = State::new(config, targets, schedule);
+        let state = State::new(config, targets, Scaling::measure(rank, universes)?, schedule);
         Ok(Training { rank, args, universes, model, optimizer: Adam::default().init(), state, steps_per_epoch })
     }
 
@@ -188,7 +188,7 @@ impl<'a> Training<'a> {
         let seed = args.model.seed;
         let options = LoaderOptions { batch: args.model.batch.get(), seed: Some(seed), workers: args.workers, prefetch: 2 };
         let view = Some((args.augment, seed, epoch));
-        let loader = self.universes.loader::<Backend>(rank, &self.state.targets, options, view);
+        let loader = self.universes.loader::<Backend>(rank, &self.state.targets, &self.state.scaling, options, view);
         let steps = args.epochs * self.steps_per_epoch;
         let started = Instant::now();
         let before = self.state.losses.len();
