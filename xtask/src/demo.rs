@@ -17,6 +17,9 @@ const GRID: &str = "2x2x1x1";
 const RANKS: usize = 4;
 const TRAINED_ON: usize = 128;
 const HELD_OUT: usize = 32;
+/// The network with half the paper's channels and units, small enough for two cores and five minutes. Without batch norm
+/// it takes far longer to tell Omega_m from sigma_8; with it, so few universes need no dropout.
+const TRAINING: &[&str] = &["--batch-norm", "--scale", "2", "--batch", "8", "--lr", "1e-3", "--epochs", "36", "--dropout", "0"];
 /// The mean error has to be at most this part of a constant's.
 const GOAL: f64 = 0.5;
 /// Rounding, summed in another order, stays below. A voxel that rounding moves across the kink of a leaky ReLU does not,
@@ -40,7 +43,7 @@ pub fn run(out: &Path) -> Result<bool, Failure> {
 
     println!("\ntraining on {RANKS} ranks, grid {GRID}");
     let mut training = mpirun(&environment, RANKS, &program);
-    training.arg("train").arg("--data").arg(&train).arg("--test-data").arg(&test).arg("--out").arg(out).args(["--grid", GRID]);
+    training.arg("train").arg("--data").arg(&train).arg("--test-data").arg(&test).arg("--out").arg(out).args(["--grid", GRID]).args(TRAINING);
     finished(&mut training, "the training")?;
     let metrics = out.join("metrics.json");
     let mut report: Value = serde_json::from_slice(&fs::read(&metrics).map_err(|error| format!("{}: {error}", metrics.display()))?)?;
