@@ -43,7 +43,16 @@ pub fn run(out: &Path) -> Result<bool, Failure> {
 
     println!("\ntraining on {RANKS} ranks, grid {GRID}");
     let mut training = mpirun(&environment, RANKS, &program);
-    training.arg("train").arg("--data").arg(&train).arg("--test-data").arg(&test).arg("--out").arg(out).args(["--grid", GRID]).args(TRAINING);
+    training
+        .arg("train")
+        .arg("--data")
+        .arg(&train)
+        .arg("--test-data")
+        .arg(&test)
+        .arg("--out")
+        .arg(out)
+        .args(["--grid", GRID])
+        .args(TRAINING);
     finished(&mut training, "the training")?;
     let metrics = out.join("metrics.json");
     let mut report: Value = serde_json::from_slice(&fs::read(&metrics).map_err(|error| format!("{}: {error}", metrics.display()))?)?;
