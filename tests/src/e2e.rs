@@ -86,13 +86,14 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Asserts that this is the outcome of `fixture` within `tolerance`, relative, for steps in `dtype` on `grid`.
+    /// Asserts that this is the outcome of `fixture`, for steps in `dtype` on `grid`: losses and norms within
+    /// `tolerance`, final sums, which the fixture has of float64 steps alone, within `final_tolerance`, all relative.
     ///
     /// # Panics
     /// If it is not.
-    pub fn check(&self, fixture: &Fixture, dtype: DType, tolerance: f64, grid: &str) {
+    pub fn check(&self, fixture: &Fixture, dtype: DType, [tolerance, final_tolerance]: [f64; 2], grid: &str) {
         let mut wrong = Vec::new();
-        let mut near = |what: String, got: f64, want: f64, scale: f64| {
+        let mut near = |what: String, tolerance: f64, got: f64, want: f64, scale: f64| {
             let off = (got - want).abs() / scale.abs();
             if off.is_nan() || off > tolerance {
                 wrong.push(format!("{what} is {got}, not {want}: off by {off:e}"));
@@ -101,19 +102,19 @@ impl Outcome {
         let losses = fixture.list(if dtype == DType::F64 { "loss_f64" } else { "loss_f32" });
         assert_eq!(self.losses.len(), losses.len());
         for (step, (got, want)) in self.losses.iter().zip(losses).enumerate() {
-            near(format!("the loss of step {step}"), *got, want, want);
+            near(format!("the loss of step {step}"), tolerance, *got, want, want);
         }
         let norms: Vec<_> = fixture.table("grad_norm_step0_f64").collect();
         assert_eq!(self.gradient_norms.len(), norms.len());
         for (name, want) in norms {
-            near(format!("the gradient norm of {name}"), self.gradient_norms[name], number(want), number(want));
+            near(format!("the gradient norm of {name}"), tolerance, self.gradient_norms[name], number(want), number(want));
         }
         let sums: Vec<_> = fixture.table("final_sum_abssum_f64").collect();
         assert_eq!(self.sums.len(), sums.len());
         for (name, want) in sums {
             let [sum, absolute] = [number(&want[0]), number(&want[1])];
-            near(format!("the sum of {name}"), self.sums[name][0], sum, absolute);
-            near(format!("the absolute sum of {name}"), self.sums[name][1], absolute, absolute);
+            near(format!("the sum of {name}"), final_tolerance, self.sums[name][0], sum, absolute);
+            near(format!("the absolute sum of {name}"), final_tolerance, self.sums[name][1], absolute, absolute);
         }
         assert!(wrong.is_empty(), "{} on {grid}:\n{}", fixture.case, wrong.join("\n"));
     }

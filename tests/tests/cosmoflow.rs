@@ -128,11 +128,11 @@ fn check(case: &str, dtype: DType, grids: &[Grid]) {
     let run = Run::new(case, dtype);
     let tolerance = if dtype == DType::F64 { 1e-8 } else { 1e-4 };
     if case.contains("small") {
-        run.outcome::<Plain>(&Default::default(), |x| x).check(&run.fixture, dtype, tolerance, "Flex");
+        run.outcome::<Plain>(&Default::default(), |x| x).check(&run.fixture, dtype, [tolerance; 2], "Flex");
     }
     for grid in grids {
         let outcome = agreed_on_grid(*grid, |device| run.outcome::<Split>(device, place::split));
-        outcome.check(&run.fixture, dtype, tolerance, &grid.to_string());
+        outcome.check(&run.fixture, dtype, [tolerance; 2], &grid.to_string());
     }
 }
 

@@ -79,7 +79,10 @@ where
 }
 
 fn check(dtype: DType) {
-    let (fixture, tolerance) = (Fixture::read(CASE), if dtype == DType::F64 { 1e-8 } else { 1e-4 });
+    let fixture = Fixture::read(CASE);
+    // In float32 rounding moves voxels across kinks and maxima, and Adam's first steps go by the gradient's sign: the
+    // weights of a single precision are not known to four digits, while losses and gradients are.
+    let tolerance = if dtype == DType::F64 { [1e-8; 2] } else { [1e-4, 5e-3] };
     outcome::<Plain>(dtype, &Default::default(), |x| x, |y| y).check(&fixture, dtype, tolerance, "Flex");
     for grid in GRIDS {
         let outcome = agreed_on_grid(grid, |device| outcome::<Split>(dtype, device, place::split, split_targets));
