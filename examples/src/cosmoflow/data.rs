@@ -3,15 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_spatial::comm::ReduceOp;
 use burn_spatial::layout::{Axis, balanced_offsets};
 use burn_spatial::mesh::MeshAxis;
 use burn_spatial::place::{self, SpatialBackend};
 use burn_spatial::{Grid, Layout};
 use burn_spatial_io::{
-    BlockSpec, ChannelAxis, CosmoFlowBatch, CosmoFlowBatcher, DataError, DataGroup, Hyperslab, Loader, LoaderOptions, Place, Sample,
-    SampleSource, Scratch, Transform, VolumeFile, list_files, split_files,
+    BlockSpec, ChannelAxis, CosmoFlowBatch, DataError, DataGroup, Hyperslab, Loader, LoaderOptions, Place, Sample, SampleSource, Scratch,
+    Transform, VolumeBatcher, VolumeFile, list_files, split_files,
 };
 use serde::{Deserialize, Serialize};
 
@@ -213,7 +213,7 @@ impl Universes {
             rank: rank.mesh.rank(),
             view,
         };
-        let batcher = CosmoFlowBatcher::new(&rank.mesh, OnGrid(rank.mesh.grid()));
+        let batcher = VolumeBatcher::new(&rank.mesh, OnGrid(rank.mesh.grid()));
         Loader::new(source, batcher, options, DataGroup::of(&rank.mesh), rank.device.clone())
     }
 }
@@ -250,7 +250,7 @@ impl SampleSource for Blocks {
             shape: [*channels, d, h, w],
             volume: [*channels, *width, *width, *width],
             labels: self.columns.iter().map(|c| labels[index][*c]).collect(),
-            global_batch: None,
+            ..Sample::default()
         })
     }
 
@@ -271,11 +271,27 @@ impl<B: SpatialBackend> Place<B> for OnGrid {
         split: [Option<MeshAxis>; D],
         device: &B::Device,
     ) -> Tensor<B, D> {
+        place::from_local(local, self.layout(global, split), device)
+    }
+
+    fn place_int<const D: usize>(
+        &self,
+        local: TensorData,
+        global: [usize; D],
+        split: [Option<MeshAxis>; D],
+        device: &B::Device,
+    ) -> Tensor<B, D, Int> {
+        place::from_local_int(local, self.layout(global, split), device)
+    }
+}
+
+impl OnGrid {
+    fn layout<const D: usize>(&self, global: [usize; D], split: [Option<MeshAxis>; D]) -> Layout {
         let axis = |(extent, split): (usize, Option<MeshAxis>)| match split {
             Some(axis) => vec![Axis::split(axis, balanced_offsets(extent, self.0.size(axis)))],
             None => vec![Axis::full(extent)],
         };
-        place::from_local(local, Layout::new(global.into_iter().zip(split).map(axis).collect()), device)
+        Layout::new(global.into_iter().zip(split).map(axis).collect())
     }
 }
 
