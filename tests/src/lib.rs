@@ -6,6 +6,7 @@ pub mod comm_checks;
 pub mod e2e;
 pub mod fixtures;
 pub mod grid;
+pub mod layers;
 pub mod modules;
 pub mod npz;
 pub mod ops;
