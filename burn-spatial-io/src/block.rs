@@ -1,15 +1,9 @@
 //! Which part of a volume a rank holds.
 
+use burn_spatial::layout::balanced_offsets;
 use burn_spatial::mesh::{Mesh, MeshAxis};
 
 use crate::volume::Hyperslab;
-
-/// Boundaries of a near-equal partition of `extent` over `ranks`: the first `extent % ranks` parts get one more.
-// To be replaced by `burn_spatial::layout::balanced_offsets`.
-pub(crate) fn balanced_offsets(extent: usize, ranks: usize) -> Vec<usize> {
-    let (base, more) = (extent / ranks, extent % ranks);
-    (0..=ranks).map(|rank| rank * base + rank.min(more)).collect()
-}
 
 /// A rank's place in the grid of depth, height and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use burn_spatial::comm::CommError;
 use burn_spatial::mesh::{AxisSet, Mesh, MeshAxis};
 
-use crate::block::balanced_offsets;
 use crate::random;
+use burn_spatial::layout::balanced_offsets;
 
 /// A rank's place along the data axis of the mesh. All ranks of a spatial group have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -26,12 +26,15 @@ pub struct Adam {
     pub beta_2: f64,
     /// Added to the root of the second moment.
     pub epsilon: f64,
+    /// Share of a parameter taken off before each step, times the learning rate: AdamW (Loshchilov and Hutter, arXiv
+    /// 1711.05101).
+    pub weight_decay: f64,
 }
 
 impl Default for Adam {
-    /// The paper's 0.9, 0.999 and 1e-8.
+    /// The paper's 0.9, 0.999 and 1e-8, without weight decay.
     fn default() -> Self {
-        Adam { beta_1: 0.9, beta_2: 0.999, epsilon: 1e-8 }
+        Adam { beta_1: 0.9, beta_2: 0.999, epsilon: 1e-8, weight_decay: 0.0 }
     }
 }
 
@@ -79,6 +82,8 @@ struct Factors {
     rate: f64,
     /// Root of the correction of the second moment.
     root: f64,
+    /// What weight decay leaves of a parameter.
+    keep: f64,
 }
 
 type Moments<T> = Option<(T, T)>;
@@ -86,8 +91,9 @@ type Moments<T> = Option<(T, T)>;
 impl Factors {
     fn new(adam: &Adam, lr: LearningRate, time: usize) -> Factors {
         let time = i32::try_from(time).unwrap_or(i32::MAX);
-        let Adam { beta_1, beta_2, epsilon } = *adam;
-        Factors { beta_1, beta_2, epsilon, rate: lr / (1.0 - beta_1.powi(time)), root: (1.0 - beta_2.powi(time)).sqrt() }
+        let Adam { beta_1, beta_2, epsilon, weight_decay } = *adam;
+        let (rate, root) = (lr / (1.0 - beta_1.powi(time)), (1.0 - beta_2.powi(time)).sqrt());
+        Factors { beta_1, beta_2, epsilon, rate, root, keep: 1.0 - lr * weight_decay }
     }
 
     /// The step from Burn's operations: a dozen passes over memory.
@@ -105,7 +111,7 @@ impl Factors {
         }
         let root = moment_2.clone().sqrt().div_scalar(self.root).add_scalar(self.epsilon);
         let step = moment_1.clone().mul_scalar(self.rate).div(root);
-        (tensor - step, moment_1, moment_2)
+        (tensor.mul_scalar(self.keep) - step, moment_1, moment_2)
     }
 }
 
@@ -118,12 +124,13 @@ macro_rules! fused {
             let (b1, c1) = (factors.beta_1 as $type, (1.0 - factors.beta_1) as $type);
             let (b2, c2) = (factors.beta_2 as $type, (1.0 - factors.beta_2) as $type);
             let (epsilon, rate, root) = (factors.epsilon as $type, factors.rate as $type, factors.root as $type);
+            let keep = factors.keep as $type;
             let blocks = x.par_chunks_mut(BLOCK).zip(grad.par_chunks(BLOCK));
             blocks.zip(moment_1.par_chunks_mut(BLOCK)).zip(moment_2.par_chunks_mut(BLOCK)).for_each(|(((x, grad), m1), m2)| {
                 for (((x, g), m1), m2) in x.iter_mut().zip(grad).zip(m1).zip(m2) {
                     *m1 = *m1 * b1 + *g * c1;
                     *m2 = *m2 * b2 + (*g * *g) * c2;
-                    *x -= (*m1 * rate) / (m2.sqrt() / root + epsilon);
+                    *x = *x * keep - (*m1 * rate) / (m2.sqrt() / root + epsilon);
                 }
             });
         }
@@ -205,12 +212,12 @@ mod tests {
     #[test]
     fn one_pass_has_the_bits_of_the_operations() {
         let device = Default::default();
-        for dtype in [DType::F32, DType::F64] {
+        for (dtype, weight_decay) in [(DType::F32, 0.0), (DType::F64, 0.0), (DType::F32, 0.1)] {
             let numbers = |seed: usize| -> Tensor<Flex, 2> {
                 let values: Vec<f64> = (0..3000).map(|i| ((i * 7 + seed * 13) % 101) as f64 / 50.0 - 1.0).collect();
                 Tensor::from_data(burn::tensor::TensorData::new(values, [50, 60]), (&device, dtype))
             };
-            let adam = Adam::default();
+            let adam = Adam { weight_decay, ..Default::default() };
             let (mut fused, mut plain) = ((numbers(0), None), (numbers(0), None));
             let untouched = fused.0.clone();
             for time in 1..5 {

@@ -62,6 +62,14 @@ impl Case {
         self.params[name] == true
     }
 
+    /// The parameter `name` as a number.
+    ///
+    /// # Panics
+    /// If it is none.
+    pub fn number(&self, name: &str) -> f64 {
+        self.params[name].as_f64().expect("a number")
+    }
+
     /// The parameter `name` along depth, height and width.
     ///
     /// # Panics
@@ -81,14 +89,15 @@ impl Case {
     }
 
     /// Asserts that each value of `outcome` is within `tolerance` of the right one, relative to the largest entry,
-    /// and that no gradient is missing.
+    /// and that no result and no gradient is missing.
     ///
     /// # Panics
     /// If it is not.
     pub fn check(&self, outcome: &Outcome, tolerance: f64) {
-        for name in ["y", "gx", "gw", "gb", "idx"] {
-            let Some(want) = self.arrays.get(name) else { continue };
-            let got = outcome.values.get(name).unwrap_or_else(|| panic!("{}/{}: no {name}", self.op, self.name));
+        let result = |name: &str| matches!(name, "y" | "idx" | "params") || name.ends_with("_out");
+        let gradient = |name: &str| name.starts_with('g') && !matches!(name, "gy" | "grads");
+        for (name, want) in self.arrays.iter().filter(|(name, _)| result(name) || gradient(name)) {
+            let got = outcome.values.get(name.as_str()).unwrap_or_else(|| panic!("{}/{}: no {name}", self.op, self.name));
             let scale = want.values.iter().fold(0.0f64, |m, v| m.max(v.abs()));
             assert_eq!(got.len(), want.values.len(), "{}/{}: {name}", self.op, self.name);
             let worst = got.iter().zip(&want.values).map(|(g, w)| (g - w).abs()).fold(0.0, f64::max);

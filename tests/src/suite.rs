@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hasher};
 use burn_flex::FlexDevice;
 use burn_spatial::SpatialDevice;
 
-use crate::{fixtures_loss, grid, modules, ops, windows};
+use crate::{fixtures_loss, grid, layers, modules, ops, windows};
 
 /// A rank's device.
 pub type Device = SpatialDevice<FlexDevice>;
@@ -25,6 +25,7 @@ pub fn programs() -> Vec<(String, Program)> {
         ("windows", windows::PROGRAMS),
         ("ops", ops::PROGRAMS),
         ("modules", modules::PROGRAMS),
+        ("layers", layers::PROGRAMS),
         ("fixtures_loss", fixtures_loss::PROGRAMS),
     ];
     modules.iter().flat_map(|(module, all)| all.iter().map(move |program| (format!("{module}::{}", program.name), *program))).collect()

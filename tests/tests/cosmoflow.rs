@@ -158,12 +158,12 @@ fn small_without_batch_norm_in_float32() {
 
 #[test]
 fn full_in_float64() {
-    check("cosmoflow_full_32", DType::F64, &[Grid([2, 2, 1, 1])]);
+    check("cosmoflow_full_32", DType::F64, &GRIDS);
 }
 
 #[test]
 fn full_in_float32() {
-    check("cosmoflow_full_32", DType::F32, &[Grid([1, 2, 2, 1])]);
+    check("cosmoflow_full_32", DType::F32, &GRIDS);
 }
 
 #[test]

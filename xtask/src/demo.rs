@@ -1,6 +1,7 @@
 //! `cargo xtask demo`: learns cosmological parameters from small universes on four ranks, and compares ranks.
 
 use std::fs;
+use std::io::IsTerminal;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -53,6 +54,9 @@ pub fn run(out: &Path) -> Result<bool, Failure> {
         .arg(out)
         .args(["--grid", GRID])
         .args(TRAINING);
+    if !std::io::stdout().is_terminal() {
+        training.arg("--no-progress");
+    }
     finished(&mut training, "the training")?;
     let metrics = out.join("metrics.json");
     let mut report: Value = serde_json::from_slice(&fs::read(&metrics).map_err(|error| format!("{}: {error}", metrics.display()))?)?;

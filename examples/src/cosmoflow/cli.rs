@@ -127,6 +127,9 @@ pub struct TrainArgs {
     /// Continue from the checkpoint in --out, if there is one
     #[arg(long)]
     pub resume: bool,
+    /// No progress bar: for jobs whose output mpirun writes to a file, which to the ranks looks like a terminal
+    #[arg(long)]
+    pub no_progress: bool,
     /// Stop after this epoch, as if time ran out; --resume goes on
     #[arg(long, value_name = "EPOCH")]
     pub stop_after: Option<usize>,

@@ -8,7 +8,7 @@ use burn::tensor::ElementConversion;
 use burn::tensor::backend::Backend as _;
 use burn_spatial_io::{LoaderOptions, check_ids};
 use burn_spatial_models::{Adam, CosmoFlow};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::checkpoint::{self, AdamOptimizer, Network, State};
 use super::cli::{ModelArgs, TrainArgs};
@@ -174,11 +174,13 @@ impl<'a> Training<'a> {
 
     fn bar(&self, last: usize) -> ProgressBar {
         let left = last.saturating_sub(self.state.epoch) * self.steps_per_epoch;
-        if !self.rank.is_first() {
+        if self.args.no_progress || !self.rank.is_first() {
             return ProgressBar::hidden();
         }
+        // Not stderr: mpirun gives its ranks a terminal for stdout alone.
+        let bar = ProgressBar::with_draw_target(Some(left as u64), ProgressDrawTarget::stdout());
         let style = ProgressStyle::with_template("{bar:30} {pos}/{len} steps, {elapsed} + {eta}, {msg}");
-        ProgressBar::new(left as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+        bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
     }
 
     /// One pass over the training universes; returns the time its steps took. Collective.

@@ -1,0 +1,198 @@
+//! Batch norm, an activation, a loss, Adam and whole blocks of split volumes against PyTorch's values.
+
+use burn::backend::{Autodiff, Flex};
+use burn::module::{AutodiffModule, Module, Param};
+use burn::nn::conv::{ConvTranspose3d, ConvTranspose3dConfig};
+use burn::nn::loss::{MseLoss, Reduction};
+use burn::nn::{BatchNorm, BatchNormConfig, LeakyReluConfig};
+use burn::optim::{GradientsParams, Optimizer};
+use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Tensor, TensorData};
+use burn_spatial::nn::{ConvSpec, PoolSpec, avg_pool3d, max_pool3d, padded_conv3d};
+use burn_spatial::{Spatial, optim, place};
+use burn_spatial_models::weights;
+
+use crate::fixtures::{self, Case, Outcome, values};
+use crate::suite::{Device, Program};
+
+type B = Autodiff<Spatial<Flex>>;
+type Volume = Tensor<B, 5>;
+
+fn check(op: &str, count: usize, run: impl Fn(&Case, DType) -> Outcome) {
+    let cases = fixtures::cases(op);
+    assert_eq!(cases.len(), count, "cases of {op}");
+    for case in &cases {
+        for (dtype, tolerance) in [(DType::F32, 1e-4), (DType::F64, 1e-10)] {
+            case.check(&run(case, dtype), tolerance);
+        }
+    }
+}
+
+/// `array` of `case`, split as far as it goes, its gradient asked for.
+fn split(case: &Case, array: &str, dtype: DType, device: &Device) -> Volume {
+    place::split(case.tensor::<B, 5>(array, dtype, device)).require_grad()
+}
+
+fn parameter<const D: usize>(case: &Case, array: &str, dtype: DType, device: &Device) -> Param<Tensor<B, D>> {
+    Param::from_tensor(case.tensor(array, dtype, device))
+}
+
+/// Burn's batch norm with the weights and statistics that the case names so.
+fn norm(case: &Case, weight: &str, bias: &str, eps: f64, dtype: DType, device: &Device) -> BatchNorm<B> {
+    let mut norm = BatchNormConfig::new(case.arrays[weight].values.len()).with_epsilon(eps).init(device);
+    norm.gamma = parameter(case, weight, dtype, device);
+    norm.beta = parameter(case, bias, dtype, device);
+    // Running statistics in the type of the rest.
+    let named = weights::collect(&norm).into_iter().map(|(name, data)| (name, data.convert_dtype(dtype))).collect();
+    weights::load(norm, &named).expect("its own tensors fit")
+}
+
+/// BatchNorm in training, its statistics too, and its formula in evaluation (Burn's module trains wherever autodiff
+/// is), without a gather.
+pub fn batch_norm(device: &Device) {
+    let before = device.stats().gathered();
+    check("batch_norm", 3, |case, dtype| {
+        let mut outcome = Outcome::default();
+        let x = split(case, "x", dtype, device);
+        let mut norm = norm(case, "w", "b", case.number("eps"), dtype, device);
+        assert_eq!(norm.momentum, case.number("momentum"));
+        let start = ["running_mean", "running_var"].map(|name| {
+            let array = &case.arrays[&format!("{name}_in")];
+            (name.to_owned(), TensorData::new(array.values.clone(), array.shape.clone()).convert_dtype(dtype))
+        });
+        let mut named = weights::collect(&norm);
+        named.extend(start);
+        norm = weights::load(norm, &named).expect("statistics fit");
+        let y = if case.flag("training") {
+            norm.forward(x.clone())
+        } else {
+            let whole = |t: Tensor<Spatial<Flex>, 1>| Tensor::<B, 1>::from_inner(t).reshape([1, -1, 1, 1, 1]);
+            let valid = norm.valid();
+            let scale = norm.gamma.val().reshape([1, -1, 1, 1, 1]) / (whole(valid.running_var.value()) + norm.epsilon).sqrt();
+            let y = (x.clone() - whole(valid.running_mean.value())) * scale + norm.beta.val().reshape([1, -1, 1, 1, 1]);
+            let module = valid.forward(x.clone().inner());
+            let worst = values((y.clone().inner() - module).abs().max());
+            assert!(worst[0] < if dtype == DType::F64 { 1e-12 } else { 1e-5 }, "the module in evaluation is off by {worst:?}");
+            y
+        };
+        let stats = weights::collect(&norm.valid());
+        for (name, out) in [("running_mean", "running_mean_out"), ("running_var", "running_var_out")] {
+            let mut got: Vec<f64> = stats[name].clone().convert::<f64>().to_vec().expect("float64 data");
+            if case.flag("training") && name == "running_var" {
+                // PyTorch keeps the unbiased variance: the batch's share is n / (n - 1) of the biased one.
+                let n = x.dims().iter().product::<usize>() as f64 / norm.gamma.dims()[0] as f64;
+                let old = case.arrays["running_var_in"].values.iter().map(|v| v * (1.0 - norm.momentum));
+                got.iter_mut().zip(old).for_each(|(v, old)| *v = old + (*v - old) * n / (n - 1.0));
+            }
+            outcome.values.insert(out, got);
+        }
+        outcome.values.insert("y", values(y.clone()));
+        let grads = (y * place::split(case.tensor::<B, 5>("gy", dtype, device))).sum().backward();
+        outcome.values.insert("gx", values(x.grad(&grads).expect("a gradient of x")));
+        outcome.values.insert("gw", values(norm.gamma.grad(&grads).expect("a gradient of the scale")));
+        outcome.values.insert("gb", values(norm.beta.grad(&grads).expect("a gradient of the shift")));
+        outcome
+    });
+    assert_eq!(device.stats().gathered(), before, "batch norm gathered: {}", device.stats());
+}
+
+/// Leaky ReLU, the mean over a volume, and the mean squared error.
+pub fn misc(device: &Device) {
+    check("misc", 3, |case, dtype| {
+        let mut outcome = Outcome::default();
+        let gradient = match case.name.as_str() {
+            "a_leaky_relu" => {
+                let x = split(case, "x", dtype, device);
+                let y = LeakyReluConfig::new().with_negative_slope(case.number("slope")).init().forward(x.clone());
+                outcome.values.insert("y", values(y.clone()));
+                let grads = (y * place::split(case.tensor::<B, 5>("gy", dtype, device))).sum().backward();
+                values(x.grad(&grads).expect("a gradient of x"))
+            }
+            "a_global_mean" => {
+                let x = split(case, "x", dtype, device);
+                let y: Tensor<B, 2> = x.clone().flatten::<3>(2, 4).mean_dim(2).squeeze_dim(2);
+                outcome.values.insert("y", values(y.clone()));
+                let grads = (y * case.tensor("gy", dtype, device)).sum().backward();
+                values(x.grad(&grads).expect("a gradient of x"))
+            }
+            "a_mse" => {
+                let x = place::split(case.tensor::<B, 2>("x", dtype, device)).require_grad();
+                let y = MseLoss::new().forward(x.clone(), case.tensor("t", dtype, device), Reduction::Mean);
+                outcome.values.insert("y", values(y.clone()));
+                let grads = y.backward();
+                values(x.grad(&grads).expect("a gradient of x"))
+            }
+            other => panic!("a case {other} that nothing here runs"),
+        };
+        outcome.values.insert("gx", gradient);
+        outcome
+    });
+}
+
+#[derive(Module, Debug)]
+struct One<B: Backend> {
+    p: Param<Tensor<B, 1>>,
+}
+
+/// Adam and AdamW, five steps each.
+pub fn adam(device: &Device) {
+    check("adam", 2, |case, dtype| {
+        let beta = |name| case.number(name);
+        let decay = case.number("weight_decay");
+        assert!(decay == 0.0 || case.flag("decoupled"));
+        let adam = optim::Adam { beta_1: beta("beta1"), beta_2: beta("beta2"), epsilon: case.number("eps"), weight_decay: decay };
+        let mut one = One::<B> { p: parameter(case, "p0", dtype, device) };
+        let mut optimizer = adam.init();
+        let gradients: Tensor<B, 2> = case.tensor("grads", dtype, device);
+        let mut steps = Vec::new();
+        for step in 0..gradients.dims()[0] {
+            let gradient = gradients.clone().slice([step..step + 1]).squeeze_dim::<1>(0);
+            let grads = (one.p.val() * gradient).sum().backward();
+            let grads = GradientsParams::from_grads(grads, &one);
+            one = optimizer.step(case.number("lr"), one, grads);
+            steps.extend(values(one.p.val()));
+        }
+        Outcome { values: [("params", steps)].into() }
+    });
+}
+
+/// A step down and up a U-Net: convolution, batch norm, leaky ReLU, pool, transposed convolution, skip connection.
+pub fn block(device: &Device) {
+    check("block", 2, |case, dtype| {
+        let x = split(case, "x", dtype, device);
+        let [w1, w2] = ["w1", "w2"].map(|name| case.tensor::<B, 5>(name, dtype, device).require_grad());
+        let norm = norm(case, "bn_w", "bn_b", case.number("bn_eps"), dtype, device);
+        let mut up: ConvTranspose3d<B> = ConvTranspose3dConfig::new([3, 3], [2; 3]).with_stride([2; 3]).with_bias(false).init(device);
+        up.weight = parameter(case, "wt", dtype, device);
+        let half = case.number("kernel") as usize / 2;
+        let stride = [case.number("stride") as usize; 3];
+        let conv = |x, w, stride| padded_conv3d(x, w, None, &ConvSpec { stride, padding: [(half, half); 3], ..Default::default() });
+        let relu = LeakyReluConfig::new().with_negative_slope(case.number("slope")).init();
+        let pool = PoolSpec { kernel: [3; 3], stride: [2; 3], padding: [1; 3], count_include_pad: true };
+
+        let top = relu.forward(norm.forward(conv(x.clone(), w1.clone(), stride)));
+        let low = if case.params["pool"] == "max" { max_pool3d(top.clone(), &pool).0 } else { avg_pool3d(top.clone(), &pool) };
+        let back = up.forward(low);
+        let [.., d, h, w] = back.dims();
+        let [n, c, ..] = top.dims();
+        let y = conv(Tensor::cat(vec![top.slice([0..n, 0..c, 0..d, 0..h, 0..w]), back], 1), w2.clone(), [1; 3]);
+
+        let mut outcome = Outcome { values: [("y", values(y.clone()))].into() };
+        let grads = (y * place::split(case.tensor::<B, 5>("gy", dtype, device))).sum().backward();
+        outcome.values.insert("gx", values(x.grad(&grads).expect("a gradient of x")));
+        outcome.values.insert("gw1", values(w1.grad(&grads).expect("a gradient of w1")));
+        outcome.values.insert("gw2", values(w2.grad(&grads).expect("a gradient of w2")));
+        outcome.values.insert("gwt", values(up.weight.grad(&grads).expect("a gradient of wt")));
+        outcome.values.insert("gbn_w", values(norm.gamma.grad(&grads).expect("a gradient of the scale")));
+        outcome.values.insert("gbn_b", values(norm.beta.grad(&grads).expect("a gradient of the shift")));
+        outcome
+    });
+}
+
+/// What of this module runs on every grid.
+pub const PROGRAMS: &[Program] = &[
+    Program { name: "batch_norm", run: batch_norm },
+    Program { name: "misc", run: misc },
+    Program { name: "adam", run: adam },
+    Program { name: "block", run: block },
+];
