@@ -133,7 +133,7 @@ fn warn_of_whole_volumes<D: burn_backend::DeviceOps>(bytes: usize, device: &Spat
 impl<B: Backend> FloatTensorOps<Self> for Spatial<B> {
     fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
         warn_of_whole_volumes(data.bytes.len(), device);
-        SpatialTensor::full(B::float_from_data(data, device.inner_device()), device.clone())
+        SpatialTensor::input(B::float_from_data(data, device.inner_device()), device)
     }
 
     fn float_random(shape: Shape, distribution: Distribution, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {

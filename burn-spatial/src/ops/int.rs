@@ -94,7 +94,7 @@ impl<B: Backend> IntTensorOps<Self> for Spatial<B> {
     }
 
     fn int_from_data(data: TensorData, device: &Device<Self>) -> IntTensor<Self> {
-        SpatialTensor::full(B::int_from_data(data, device.inner_device()), device.clone())
+        SpatialTensor::input(B::int_from_data(data, device.inner_device()), device)
     }
 
     fn int_device(tensor: &IntTensor<Self>) -> Device<Self> {
