@@ -168,6 +168,6 @@ impl<B: Backend> BoolTensorOps<Self> for Spatial<B> {
     }
 
     fn bool_unfold(tensor: BoolTensor<Self>, dim: usize, size: usize, step: usize) -> BoolTensor<Self> {
-        unfold::<B, Bool>(tensor, dim, "bool_unfold", |t| B::bool_unfold(t, dim, size, step))
+        unfold::<B, Bool>(tensor, dim, size, step, "bool_unfold", |t| B::bool_unfold(t, dim, size, step))
     }
 }
