@@ -1,11 +1,13 @@
 //! Burn's convolutions as window operations on volumes: options of one, two and three axes as specs.
 
-use burn_backend::Backend;
 use burn_backend::ops::{ConvOptions, ConvTransposeOptions};
+use burn_backend::{Backend, TensorMetadata};
 use burn_std::Shape;
 
 use super::window::{Tensor, Transposed, placed};
 use crate::halo::AxisWindow;
+use crate::kind::Kind;
+use crate::layout::Axis;
 use crate::nn::{AXES, ConvSpec, PaddingMode, SpecError};
 use crate::tensor::SpatialTensor;
 
@@ -21,14 +23,14 @@ pub(super) fn lifted_shape(shape: &Shape) -> [usize; 5] {
 }
 
 /// A line or a plane `[N, C, ..]` as a volume; a convolution's weight likewise.
-pub(super) fn volume<B: Backend, K: crate::kind::Kind<B>>(tensor: SpatialTensor<B, K>) -> SpatialTensor<B, K> {
-    let shape = lifted_shape(&burn_backend::TensorMetadata::shape(&tensor));
+pub(super) fn volume<B: Backend, K: Kind<B>>(tensor: SpatialTensor<B, K>) -> SpatialTensor<B, K> {
+    let shape = lifted_shape(&tensor.shape());
     super::reshape(tensor, Shape::from(shape))
 }
 
 /// The volume that [`volume`] made of a tensor of `rank` dimensions as such a tensor.
-pub(super) fn flat<B: Backend, K: crate::kind::Kind<B>>(tensor: SpatialTensor<B, K>, rank: usize) -> SpatialTensor<B, K> {
-    let shape = burn_backend::TensorMetadata::shape(&tensor);
+pub(super) fn flat<B: Backend, K: Kind<B>>(tensor: SpatialTensor<B, K>, rank: usize) -> SpatialTensor<B, K> {
+    let shape = tensor.shape();
     let kept = (0..2).chain(2 + 5 - rank..5).map(|dim| shape[dim]);
     super::reshape(tensor, Shape::from(kept.collect::<Vec<_>>()))
 }
@@ -110,13 +112,13 @@ pub(super) fn transposed_x_grad<B: Backend, const N: usize>(
     grad: Tensor<B>,
     options: &ConvTransposeOptions<N>,
 ) -> Tensor<B> {
-    let weight_dims = lifted_shape(&burn_backend::TensorMetadata::shape(&weight));
+    let weight_dims = lifted_shape(&weight.shape());
     let options = Options::of(options);
     let extents = std::array::from_fn(|i| {
         let all = grad.layout().extent(2 + i) + 2 * options.padding[i];
         (all - options.span(i, weight_dims[2 + i]) - options.padding_out[i]) / options.stride[i] + 1
     });
     let transposed = options.transposed(extents, weight_dims).unwrap_or_else(|error| panic!("{error}"));
-    let x = placed(grad.layout(), extents).1;
+    let x = placed(grad.layout(), extents).1.with_dim(1, vec![Axis::full(weight_dims[0])]);
     transposed.x_grad(&x, weight, grad)
 }
