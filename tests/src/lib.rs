@@ -9,5 +9,6 @@ pub mod grid;
 pub mod modules;
 pub mod npz;
 pub mod ops;
+pub mod planes;
 pub mod suite;
 pub mod windows;

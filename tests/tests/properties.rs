@@ -4,7 +4,7 @@
 use burn::backend::{Autodiff, Flex};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::module::conv_transpose3d;
-use burn::tensor::ops::ConvTransposeOptions;
+use burn::tensor::ops::{ConvOptions, ConvTransposeOptions, InterpolateMode, InterpolateOptions};
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_spatial::comm::Kind;
 use burn_spatial::layout::{Axis, Layout};
@@ -14,6 +14,8 @@ use burn_spatial::nn::{
 };
 use burn_spatial::{Grid, Spatial, place};
 use burn_spatial_tests::grid::on_grid;
+use burn_spatial_tests::planes::{self, distance, numbers, run_line, run_plane, tensor};
+use burn_spatial_tests::suite::Device;
 use proptest::prelude::*;
 
 type Plain = Autodiff<Flex>;
@@ -38,24 +40,14 @@ struct Setting {
     seed: u64,
 }
 
-fn numbers(n: usize, seed: u64) -> Vec<f64> {
-    let mix = |i: usize| (i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(seed).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 11;
-    (0..n).map(|i| mix(i) as f64 / (1u64 << 52) as f64 - 1.0).collect()
-}
-
-fn tensor<B: burn::tensor::backend::Backend>(shape: [usize; 5], seed: u64, device: &B::Device) -> Tensor<B, 5> {
-    let data = TensorData::new(numbers(shape.iter().product(), seed), shape);
-    Tensor::from_data(data, (device, DType::F64))
-}
-
 /// Output and gradients, in f64.
 fn run<B: AutodiffBackend + WindowBackend>(s: &Setting, device: &B::Device, place: impl Fn(Tensor<B, 5>) -> Tensor<B, 5>) -> Vec<Vec<f64>> {
-    let x = place(tensor::<B>(s.shape, s.seed, device)).require_grad();
+    let x = place(tensor::<B, 5>(s.shape, s.seed, device)).require_grad();
     let mut weights = Vec::new();
     let mut shift = None;
     let y = match &s.op {
         Op::Conv { weight, bias, spec } => {
-            let w = tensor::<B>(*weight, s.seed + 1, device).require_grad();
+            let w = tensor::<B, 5>(*weight, s.seed + 1, device).require_grad();
             weights.push(w.clone());
             shift = bias.then(|| {
                 let data = TensorData::new(numbers(weight[0], s.seed + 2), [weight[0]]);
@@ -64,7 +56,7 @@ fn run<B: AutodiffBackend + WindowBackend>(s: &Setting, device: &B::Device, plac
             padded_conv3d(x.clone(), w, shift.clone(), spec)
         }
         Op::Transposed { weight, bias, options } => {
-            let w = tensor::<B>(*weight, s.seed + 1, device).require_grad();
+            let w = tensor::<B, 5>(*weight, s.seed + 1, device).require_grad();
             weights.push(w.clone());
             shift = bias.then(|| {
                 let channels = weight[1] * options.groups;
@@ -78,7 +70,7 @@ fn run<B: AutodiffBackend + WindowBackend>(s: &Setting, device: &B::Device, plac
         Op::Maximum(spec) => max_pool3d(x.clone(), spec).0,
     };
     // A gradient that tells every position from every other.
-    let gy = tensor::<B>(y.dims(), s.seed + 3, device);
+    let gy = tensor::<B, 5>(y.dims(), s.seed + 3, device);
     let gradients = (y.clone() * gy).sum().backward();
     let read = |t: Tensor<B::InnerBackend, 5>| t.into_data().to_vec::<f64>().unwrap();
     let mut all = vec![y.into_data().to_vec::<f64>().unwrap(), read(x.grad(&gradients).unwrap())];
@@ -205,12 +197,14 @@ fn compare(s: &Setting) -> Result<(), TestCaseError> {
         assert_eq!(device.stats().gathered(), 0);
         result
     });
-    for result in all {
-        for (got, want) in result.iter().zip(&expected) {
-            let scale = want.iter().fold(1e-300f64, |m, v| m.max(v.abs()));
-            let worst = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-            prop_assert!(got.len() == want.len() && worst <= 1e-11 * scale, "off by {worst} of {scale}");
-        }
+    all.iter().try_for_each(|result| equal(result, &expected))
+}
+
+/// Asserts that two lists of results are the same up to rounding.
+fn equal(got: &[Vec<f64>], want: &[Vec<f64>]) -> Result<(), TestCaseError> {
+    for (got, want) in got.iter().zip(want) {
+        let off = distance(got, want);
+        prop_assert!(off <= 1e-11, "off by {off} of the largest entry");
     }
     Ok(())
 }
@@ -231,6 +225,131 @@ proptest! {
     #[test]
     fn transposed_convolutions_of_any_shards_equal_one_rank(s in settings_of(transposed)) {
         compare(&s)?;
+    }
+}
+
+/// The first `N` of three numbers.
+fn first<const N: usize>(numbers: [usize; 3]) -> [usize; N] {
+    std::array::from_fn(|i| numbers[i])
+}
+
+/// An operation along the last `N` axes of x with `channels` and `extents`.
+fn planar<const N: usize>(channels: usize, extents: [usize; N]) -> impl Strategy<Value = planes::Op<N>> {
+    let kinds = if N == 2 { 6 } else { 5 };
+    (0..kinds, windows(), 1..=2usize, 1..=2usize, any::<bool>(), any::<bool>()).prop_filter_map(
+        "the window does not fit",
+        move |(kind, w, groups, out, flag, ceil)| {
+            let (kernel, stride, dilation, wide, _) = w;
+            let (kernel, stride, dilation) = (first::<N>(kernel), first::<N>(stride), first::<N>(dilation));
+            let padding: [usize; N] = first(wide.map(|p| p.0));
+            let half: [usize; N] = std::array::from_fn(|i| padding[i].min(kernel[i] / 2));
+            let groups = if channels.is_multiple_of(groups) { groups } else { 1 };
+            let fits =
+                |padding: [usize; N], dilation: [usize; N]| (0..N).all(|i| extents[i] + 2 * padding[i] > (kernel[i] - 1) * dilation[i]);
+            let op = match kind {
+                0 => {
+                    let options = ConvOptions::new(stride, padding, dilation, groups);
+                    planes::Op::Conv { channels: [out * groups, channels / groups], kernel, bias: flag, options }
+                }
+                1 => {
+                    let left = |i: usize| (extents[i] - 1) * stride[i] + (kernel[i] - 1) * dilation[i] + 1 > 2 * padding[i];
+                    let longer: [usize; N] = std::array::from_fn(|i| if ceil { stride[i] - 1 } else { 0 });
+                    let options = ConvTransposeOptions::new(stride, padding, longer, dilation, groups);
+                    return (0..N).all(left).then_some(planes::Op::Transposed { channels: [channels, out], kernel, bias: flag, options });
+                }
+                2 => planes::Op::Average { kernel, stride, padding: half, include: flag, ceil },
+                3 => planes::Op::Maximum { kernel, stride, padding: half, dilation, ceil },
+                4 => planes::Op::Adaptive { size: kernel },
+                _ => {
+                    let mode = [InterpolateMode::Nearest, InterpolateMode::Bilinear, InterpolateMode::Bicubic][wide[0].0 % 3].clone();
+                    let size = std::array::from_fn(|i| (extents[i] * stride[i]).saturating_sub(padding[i]).max(1));
+                    planes::Op::Interpolate { size, options: InterpolateOptions::new(mode).with_align_corners(flag) }
+                }
+            };
+            let fits = match op {
+                planes::Op::Conv { .. } => fits(padding, dilation),
+                planes::Op::Average { .. } => fits(half, [1; N]),
+                planes::Op::Maximum { .. } => fits(half, dilation),
+                _ => true,
+            };
+            fits.then_some(op)
+        },
+    )
+}
+
+/// A line or a plane: grid, batch, channels and extents, shard boundaries of batch and extents, the operation, a seed.
+type Planar<const N: usize> = (Grid, [usize; 2], [usize; N], Vec<Vec<usize>>, planes::Op<N>, u64);
+
+fn planars<const N: usize>() -> impl Strategy<Value = Planar<N>> {
+    let lines = [[1, 1, 1, 2], [2, 1, 1, 1], [2, 1, 1, 2], [1, 1, 1, 4], [1, 2, 1, 3]];
+    let planes = [[1, 1, 2, 1], [1, 1, 2, 2], [2, 1, 1, 1], [2, 1, 2, 1], [1, 1, 3, 1], [1, 2, 2, 2], [1, 1, 1, 3]];
+    let all = if N == 1 { lines.to_vec() } else { planes.to_vec() };
+    (proptest::sample::select(all), [1..=3usize, 1..=4], [1..=8usize, 1..=8, 1..=8], any::<u32>()).prop_flat_map(
+        move |(grid, outer, extents, seed)| {
+            let outer = [outer[0].max(grid[0]), outer[1]];
+            let extents: [usize; N] = std::array::from_fn(|i| extents[i].max(grid[4 - N + i]));
+            let mut offsets = vec![boundaries(outer[0], grid[0]).boxed()];
+            offsets.extend((0..N).map(|i| boundaries(extents[i], grid[4 - N + i]).boxed()));
+            (Just(Grid(grid)), Just(outer), Just(extents), offsets, planar(outer[1], extents), Just(u64::from(seed)))
+        },
+    )
+}
+
+/// A layout with the given boundaries of the batch and of the last dimensions.
+fn planar_layout(shape: &[usize], offsets: &[Vec<usize>]) -> Layout {
+    let spatial = offsets.len() - 1;
+    offsets.iter().enumerate().filter(|(_, o)| o.len() > 2).fold(Layout::full(shape), |layout, (i, o)| {
+        let (dim, mesh) = if i == 0 { (0, MeshAxis::Data) } else { (1 + i, MeshAxis::ALL[3 - spatial + i]) };
+        layout.with_dim(dim, vec![Axis::split(mesh, o.clone())])
+    })
+}
+
+/// What one rank computes: the CPU backend, but for the output where its gradients are wrong.
+fn one_rank<const N: usize>(op: &planes::Op<N>, plain: Vec<Vec<f64>>, run: impl Fn(&Device) -> Vec<Vec<f64>> + Sync) -> Vec<Vec<f64>> {
+    if op.trusted() {
+        return plain;
+    }
+    let own = on_grid(Grid::ONE, run).remove(0);
+    assert!(distance(&own[0], &plain[0]) < 1e-11);
+    own
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn planes_of_any_shards_equal_one_rank((grid, [n, c], [h, w], offsets, op, seed) in planars::<2>()) {
+        let shape = [n, c, h, w];
+        let plain = run_plane::<Plain>(&op, shape, seed, &Default::default(), |x| x);
+        let expected = one_rank(&op, plain, |device| run_plane::<Split>(&op, shape, seed, device, |x| x));
+        // A maximum of nothing has no position.
+        prop_assume!(expected[0].iter().all(|v| v.is_finite()));
+        let layout = planar_layout(&shape, &offsets);
+        let all = on_grid(grid, |device| {
+            let result = run_plane::<Split>(&op, shape, seed, device, |x| place::to_layout(x, &layout));
+            assert_eq!(device.stats().gathered(), 0, "{}", device.stats());
+            result
+        });
+        for result in all {
+            equal(&result, &expected)?;
+        }
+    }
+
+    #[test]
+    fn lines_of_any_shards_equal_one_rank((grid, [n, c], [w], offsets, op, seed) in planars::<1>()) {
+        let shape = [n, c, w];
+        let plain = run_line::<Plain>(&op, shape, seed, &Default::default(), |x| x);
+        let expected = one_rank(&op, plain, |device| run_line::<Split>(&op, shape, seed, device, |x| x));
+        prop_assume!(expected[0].iter().all(|v| v.is_finite()));
+        let layout = planar_layout(&shape, &offsets);
+        let all = on_grid(grid, |device| {
+            let result = run_line::<Split>(&op, shape, seed, device, |x| place::to_layout(x, &layout));
+            assert_eq!(device.stats().gathered(), 0, "{}", device.stats());
+            result
+        });
+        for result in all {
+            equal(&result, &expected)?;
+        }
     }
 }
 
@@ -266,8 +385,8 @@ proptest! {
             if b.grid == grid && b.shape == a.shape { layout(&b) } else { Layout::full(&a.shape) }
         });
         on_grid(grid, |device| {
-            let x = place::to_layout(tensor::<Spatial<Flex>>(a.shape, a.seed, device), &from);
-            let y = tensor::<Spatial<Flex>>(a.shape, a.seed + 9, device);
+            let x = place::to_layout(tensor::<Spatial<Flex>, 5>(a.shape, a.seed, device), &from);
+            let y = tensor::<Spatial<Flex>, 5>(a.shape, a.seed + 9, device);
             let moved = place::to_layout(x.clone(), &to);
             let there = (moved.clone() * place::to_layout(y.clone(), &to)).sum().into_data().to_vec::<f64>().unwrap()[0];
             let back = place::to_layout(moved, &from);
