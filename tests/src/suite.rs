@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hasher};
 use burn_flex::FlexDevice;
 use burn_spatial::SpatialDevice;
 
-use crate::{grid, layers, modules, ops, windows};
+use crate::{grid, layers, modules, ops, planes, windows};
 
 /// A rank's device.
 pub type Device = SpatialDevice<FlexDevice>;
@@ -21,7 +21,13 @@ pub struct Program {
 
 /// All programs, as `module::name`.
 pub fn programs() -> Vec<(String, Program)> {
-    let modules = [("windows", windows::PROGRAMS), ("ops", ops::PROGRAMS), ("modules", modules::PROGRAMS), ("layers", layers::PROGRAMS)];
+    let modules = [
+        ("windows", windows::PROGRAMS),
+        ("planes", planes::PROGRAMS),
+        ("ops", ops::PROGRAMS),
+        ("modules", modules::PROGRAMS),
+        ("layers", layers::PROGRAMS),
+    ];
     modules.iter().flat_map(|(module, all)| all.iter().map(move |program| (format!("{module}::{}", program.name), *program))).collect()
 }
 

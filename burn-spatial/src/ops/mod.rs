@@ -22,7 +22,9 @@ mod index;
 mod int;
 mod matmul;
 mod module;
+mod pool;
 mod quantized;
+mod sample;
 mod transaction;
 mod window;
 
