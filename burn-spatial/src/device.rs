@@ -13,9 +13,11 @@ use burn_std::device::Device;
 use crate::comm::CommError;
 use crate::gradients::Engine;
 use crate::halo::{AxisNeed, Plan};
-use crate::layout::Axis;
+use crate::layout::{Axis, Layout};
 use crate::mesh::Mesh;
 use crate::random::Generator;
+pub use crate::split_inputs::SPLIT_INPUTS_VARIABLE;
+use crate::split_inputs::SplitInputs;
 use crate::stats::Stats;
 
 /// The environment variable that turns strict mode on.
@@ -43,6 +45,7 @@ pub(crate) struct RankContext {
     main: ThreadId,
     inner: DeviceId,
     strict: AtomicBool,
+    split_inputs: RwLock<Option<SplitInputs>>,
     plans: Mutex<HashMap<PlanKey, Arc<Plan>>>,
 }
 
@@ -57,12 +60,20 @@ impl RankContext {
     /// The mesh, for an operation that communicates: only the rank's own thread may, or messages of two threads would
     /// be mixed up.
     pub(crate) fn talking(&self) -> &Mesh {
+        // Test harnesses run every test on a thread of its own, one after another.
+        let test = || self.split_inputs.read().is_ok_and(|mode| mode.is_some());
         assert!(
-            std::thread::current().id() == self.main,
+            std::thread::current().id() == self.main || test(),
             "rank {}: a thread that is not the rank's own would have to communicate. Make tensors full on the rank's thread (to_full(), or into_data()) before they are passed on",
             self.mesh.rank()
         );
         &self.mesh
+    }
+
+    /// How a tensor made from data lies: whole, or, in the test mode, split in some way.
+    pub(crate) fn input(&self, shape: &[usize]) -> Layout {
+        let mode = self.split_inputs.read().expect("no panic while the mode is set");
+        mode.as_ref().map_or_else(|| Layout::full(shape), |mode| mode.next(shape, self.mesh.grid()))
     }
 
     pub(crate) fn strict(&self) -> bool {
@@ -113,6 +124,7 @@ impl<D: DeviceOps> SpatialDevice<D> {
             main: std::thread::current().id(),
             inner: inner.to_id(),
             strict: AtomicBool::new(strict),
+            split_inputs: RwLock::new(SplitInputs::from_env()),
             plans: Mutex::default(),
         };
         RANKS.write().expect("no panic while ranks are registered").insert(id, Arc::new(context));
@@ -134,6 +146,14 @@ impl<D: DeviceOps> SpatialDevice<D> {
     /// names it). Also set by the environment variable `BURN_SPATIAL_STRICT`.
     pub fn set_strict(&self, strict: bool) {
         self.context().strict.store(strict, Ordering::Relaxed);
+    }
+
+    /// For tests: from now on every tensor made from data is split over the mesh in a way that `seed` decides, along
+    /// dimensions with at least as many elements as ranks, in shards of uneven lengths; `None` ends the mode. Any thread
+    /// may communicate in it, one at a time. All ranks make the same tensors in the same order. Also set by the
+    /// environment variable `BURN_SPATIAL_SPLIT_INPUTS`.
+    pub fn set_split_inputs(&self, seed: Option<u64>) {
+        *self.context().split_inputs.write().expect("no panic while the mode is set") = seed.map(SplitInputs::new);
     }
 
     /// What this rank has counted so far.

@@ -92,6 +92,12 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
         Self::new(local, layout, device)
     }
 
+    /// From data that every rank has.
+    pub(crate) fn input(data: K::Primitive, device: &SpatialDevice<B::Device>) -> Self {
+        let layout = device.context().input(&data.shape());
+        Self::full(data, device.clone()).into_layout(&layout)
+    }
+
     /// A tensor that is drawn when it meets a layout.
     pub(crate) fn random(draw: Draw, shape: Shape, dtype: DType, device: SpatialDevice<B::Device>) -> Self {
         SpatialTensor { value: Value::Random(draw), layout: Layout::full(&shape), device, dtype }

@@ -4,8 +4,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::module::conv_transpose3d;
+use burn::tensor::ops::ConvTransposeOptions;
 use burn::tensor::{DType, Int, Tensor, TensorData};
-use burn_spatial::nn::{ConvSpec, PaddingMode, PoolSpec, WindowBackend, avg_pool3d, max_pool3d, padded_conv3d};
+use burn_spatial::nn::{
+    ConvSpec, PaddingMode, PoolSpec, Upsample3dConfig, UpsampleMode, WindowBackend, avg_pool3d, max_pool3d, padded_conv3d,
+};
 use serde_json::Value;
 
 use crate::npz::{self, Array};
@@ -127,7 +131,12 @@ pub fn run_conv3d<B: WindowBackend + AutodiffBackend>(
     let spec = ConvSpec {
         stride: case.triple("stride"),
         padding: case.triple("padding").map(|p| (p, p)),
-        mode: if case.params["padding_mode"] == "circular" { PaddingMode::Periodic } else { PaddingMode::Zeros },
+        mode: match case.params["padding_mode"].as_str() {
+            Some("circular") => PaddingMode::Periodic,
+            Some("reflect") => PaddingMode::Reflect,
+            Some("replicate") => PaddingMode::Replicate,
+            _ => PaddingMode::Zeros,
+        },
         dilation: case.triple("dilation"),
         groups: case.params["groups"].as_u64().expect("a number") as usize,
     };
@@ -160,7 +169,9 @@ pub fn run_pool3d<B: WindowBackend + AutodiffBackend>(
         kernel: case.triple("kernel"),
         stride: case.triple("stride"),
         padding: case.triple("padding"),
+        dilation: case.params.get("dilation").map_or([1; 3], |_| case.triple("dilation")),
         count_include_pad: case.flag("count_include_pad"),
+        ceil: case.flag("ceil_mode"),
     };
     let mut outcome = Outcome::default();
     let x = place(case.tensor("x", dtype, device)).require_grad();
@@ -172,6 +183,57 @@ pub fn run_pool3d<B: WindowBackend + AutodiffBackend>(
         }
         _ => avg_pool3d(x.clone(), &spec),
     };
+    outcome.values.insert("y", values(y.clone()));
+    let grads = (y * place(case.tensor("gy", dtype, device))).sum().backward();
+    outcome.values.insert("gx", values(x.grad(&grads).expect("a gradient of x")));
+    outcome
+}
+
+/// Runs Burn's transposed convolution and its backward pass in `dtype`.
+///
+/// # Panics
+/// If a gradient is missing.
+pub fn run_conv_transpose3d<B: AutodiffBackend>(
+    case: &Case,
+    dtype: DType,
+    device: &B::Device,
+    place: impl Fn(Tensor<B, 5>) -> Tensor<B, 5>,
+) -> Outcome {
+    let groups = case.params["groups"].as_u64().expect("a number") as usize;
+    let [stride, padding, out, dilation] = ["stride", "padding", "output_padding", "dilation"].map(|name| case.triple(name));
+    let x = place(case.tensor("x", dtype, device)).require_grad();
+    let w = case.tensor::<B, 5>("w", dtype, device).require_grad();
+    let b = case.flag("bias").then(|| case.tensor::<B, 1>("b", dtype, device).require_grad());
+    let options = ConvTransposeOptions::new(stride, padding, out, dilation, groups);
+    let y = conv_transpose3d(x.clone(), w.clone(), b.clone(), options);
+    let mut outcome = Outcome::default();
+    outcome.values.insert("y", values(y.clone()));
+    let grads = (y * place(case.tensor("gy", dtype, device))).sum().backward();
+    outcome.values.insert("gx", values(x.grad(&grads).expect("a gradient of x")));
+    outcome.values.insert("gw", values(w.grad(&grads).expect("a gradient of w")));
+    if let Some(b) = b {
+        outcome.values.insert("gb", values(b.grad(&grads).expect("a gradient of b")));
+    }
+    outcome
+}
+
+/// Runs an interpolation and its backward pass in `dtype`.
+///
+/// # Panics
+/// If a gradient is missing.
+pub fn run_upsample<B: WindowBackend + AutodiffBackend>(
+    case: &Case,
+    dtype: DType,
+    device: &B::Device,
+    place: impl Fn(Tensor<B, 5>) -> Tensor<B, 5>,
+) -> Outcome {
+    let mode = if case.params["mode"] == "trilinear" { UpsampleMode::Trilinear } else { UpsampleMode::Nearest };
+    let scale = case.params["scale"].as_f64().expect("a factor");
+    let config = Upsample3dConfig::new().with_scale_factor(Some([scale; 3])).with_mode(mode);
+    let module = config.with_align_corners(case.flag("align_corners")).init();
+    let x = place(case.tensor("x", dtype, device)).require_grad();
+    let y = module.forward(x.clone());
+    let mut outcome = Outcome::default();
     outcome.values.insert("y", values(y.clone()));
     let grads = (y * place(case.tensor("gy", dtype, device))).sum().backward();
     outcome.values.insert("gx", values(x.grad(&grads).expect("a gradient of x")));

@@ -11,5 +11,6 @@ pub mod layers;
 pub mod modules;
 pub mod npz;
 pub mod ops;
+pub mod planes;
 pub mod suite;
 pub mod windows;

@@ -43,6 +43,13 @@ fn check<const D: usize>(
     assert_eq!(data.shape, expected.shape);
     data.assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-5, 1e-5));
     agree(device, "result", &data.bytes);
+    // The same with both split anyhow, along any dimension and unevenly; what then has no rule gathers.
+    for seed in 0..4 {
+        device.set_split_inputs(Some(seed));
+        let result = split(Tensor::from_data(volume(1), device), Tensor::from_data(volume(2), device));
+        device.set_split_inputs(None);
+        result.into_data().assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-5, 1e-5));
+    }
 }
 
 /// Programs over two volumes, run on any backend; what they return is compared. `gathers 1` where there is no rule yet.
@@ -118,10 +125,34 @@ programs! {
         marked(x.select(1, indices))
     };
     sorted_channels: 5, gathers 0, |x, y| marked(x.sort(1) + y.cumsum(1));
-    sorted_along_a_split: 5, gathers 1, |x, y| marked(x.sort(2) + y.cumsum(3));
-    flipped: 5, gathers 1, |x, y| marked(x.flip([1, 2]) + y.flip([4]));
-    joined_along_a_split: 5, gathers 1, |x, y| marked(Tensor::cat(vec![x, y], 2));
-    strided: 5, gathers 1, |x, _y| marked(x.slice([s(0, 4, 1), s(0, 3, 2), s(1, 6, 2), s(0, 5, 1), s(0, 7, 3)]));
+    sorted_along_a_split: 5, gathers 1, |x, y| marked(x.sort(2) + y.sort(3));
+    scanned: 5, gathers 0, |x, y| marked(x.clone().cumsum(3) + y.clone().cummax(2) - x.cummin(4) * y.div_scalar(2.0).cumprod(2));
+    scanned_integers: 5, gathers 0, |x, y| marked((x.mul_scalar(9.0).int().cumsum(2) + y.mul_scalar(9.0).int().cummax(4)).float());
+    flipped: 5, gathers 0, |x, y| marked(x.flip([1, 2]) + y.flip([4]));
+    flipped_everywhere: 5, gathers 0, |x, y| marked(x.flip([0, 2, 3, 4]).mask_fill(y.greater_elem(0.5).flip([4, 3]), 2.0));
+    rolled: 5, gathers 0, |x, y| marked(x.roll(&[2, -1, 3], &[2, 3, 0]) + y.roll_dim(3, 4));
+    joined_along_a_split: 5, gathers 0, |x, y| {
+        let thin = y.clone().slice([0..4, 0..3, 0..1, 0..5, 0..7]);
+        marked(Tensor::cat(vec![thin, x, y.clone(), Tensor::ones([4, 3, 2, 5, 7], &y.device())], 2))
+    };
+    joined_everywhere: 5, gathers 0, |x, y| {
+        let one = Tensor::cat(vec![x.clone(), y.clone()], 0);
+        let two = Tensor::cat(vec![one.clone(), one.clone()], 3);
+        marked(Tensor::cat(vec![two.clone(), two], 4))
+    };
+    stacked: 6, gathers 0, |x, y| marked(Tensor::stack::<6>(vec![x, y], 2));
+    parted: 5, gathers 0, |x, y| {
+        let halves = x.chunk(2, 4);
+        let parts = y.split_with_sizes(vec![1, 4], 3);
+        marked(halves[0].clone().slice([0..4, 0..3, 0..6, 0..4, 0..3]) * 2.0 + halves[1].clone().slice([0..4, 0..3, 0..6, 0..4, 0..3]) * parts[1].clone().slice([0..4, 0..3, 0..6, 0..4, 2..5]))
+    };
+    windows: 6, gathers 0, |x, _y| marked(x.unfold::<6, _>(4, 3, 2));
+    windows_of_depth: 6, gathers 0, |x, _y| marked(x.unfold::<6, _>(2, 2, 1));
+    strided: 5, gathers 0, |x, _y| marked(x.slice([s(0, 4, 1), s(0, 3, 2), s(1, 6, 2), s(0, 5, 1), s(0, 7, 3)]));
+    selected_booleans: 5, gathers 1, |x, y| {
+        let indices = Tensor::<_, 1, Int>::from_ints([2, 0, 1, 1, 4], &x.device());
+        marked(x.greater_elem(0.0).select_assign(3, indices, y.greater_elem(0.5), burn::tensor::IndexingUpdateOp::Add).float())
+    };
     constants: 5, gathers 0, |x, y| {
         let device = x.device();
         let ones = Tensor::ones(SHAPE, &device);

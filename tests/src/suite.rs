@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hasher};
 use burn_flex::FlexDevice;
 use burn_spatial::SpatialDevice;
 
-use crate::{fixtures_loss, grid, layers, modules, ops, windows};
+use crate::{fixtures_loss, grid, layers, modules, ops, planes, windows};
 
 /// A rank's device.
 pub type Device = SpatialDevice<FlexDevice>;
@@ -23,6 +23,7 @@ pub struct Program {
 pub fn programs() -> Vec<(String, Program)> {
     let modules = [
         ("windows", windows::PROGRAMS),
+        ("planes", planes::PROGRAMS),
         ("ops", ops::PROGRAMS),
         ("modules", modules::PROGRAMS),
         ("layers", layers::PROGRAMS),

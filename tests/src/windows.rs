@@ -1,4 +1,4 @@
-//! Convolutions and pools of split volumes against PyTorch's values.
+//! Convolutions, pools and interpolations of split volumes against PyTorch's values.
 
 use burn::backend::{Autodiff, Flex};
 use burn::tensor::DType;
@@ -11,7 +11,7 @@ type B = Autodiff<Spatial<Flex>>;
 
 fn check(device: &Device, op: &str, run: impl Fn(&Case, DType) -> Outcome) {
     let mut ran = 0;
-    for case in fixtures::cases(op).iter().filter(|case| !case.flag("ceil_mode")) {
+    for case in &fixtures::cases(op) {
         for (dtype, tolerance) in [(DType::F32, 1e-4), (DType::F64, 1e-10)] {
             case.check(&run(case, dtype), tolerance);
             ran += 1;
@@ -24,6 +24,16 @@ fn check(device: &Device, op: &str, run: impl Fn(&Case, DType) -> Outcome) {
 /// Padded, strided, dilated, grouped and periodic convolutions, with all gradients.
 pub fn conv3d(device: &Device) {
     check(device, "conv3d", |case, dtype| fixtures::run_conv3d::<B>(case, dtype, device, place::split));
+}
+
+/// Transposed convolutions, with all gradients.
+pub fn conv_transpose3d(device: &Device) {
+    check(device, "conv_transpose3d", |case, dtype| fixtures::run_conv_transpose3d::<B>(case, dtype, device, place::split));
+}
+
+/// Interpolations, with their gradient.
+pub fn upsample(device: &Device) {
+    check(device, "upsample", |case, dtype| fixtures::run_upsample::<B>(case, dtype, device, place::split));
 }
 
 /// Average pools, with their gradient.
@@ -39,6 +49,8 @@ pub fn max_pool3d(device: &Device) {
 /// What of this module runs on every grid.
 pub const PROGRAMS: &[Program] = &[
     Program { name: "conv3d", run: conv3d },
+    Program { name: "conv_transpose3d", run: conv_transpose3d },
+    Program { name: "upsample", run: upsample },
     Program { name: "avg_pool3d", run: avg_pool3d },
     Program { name: "max_pool3d", run: max_pool3d },
 ];

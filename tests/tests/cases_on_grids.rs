@@ -145,10 +145,10 @@ fn pool_windows_across_a_boundary() {
     for (line, grid) in lines() {
         let (counted, inside, maximum) = agreed_on_grid(grid, |device| {
             let pool = |include| PoolSpec {
-                kernel: line.along(3, 1),
                 stride: line.along(2, 1),
                 padding: line.along(1, 0),
                 count_include_pad: include,
+                ..PoolSpec::new(line.along(3, 1))
             };
             let x = line.tensor(&TO_8, device);
             (

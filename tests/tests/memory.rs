@@ -22,7 +22,7 @@ struct Net<B: Backend> {
 
 impl<B: WindowBackend> Net<B> {
     fn forward(&self, x: Tensor<B, 5>) -> Tensor<B, 2> {
-        let pool = PoolSpec { kernel: [2; 3], stride: [2; 3], padding: [0; 3], count_include_pad: true };
+        let pool = PoolSpec::new([2; 3]);
         let x = avg_pool3d(activation::leaky_relu(self.norm.forward(self.conv.forward(x)), 0.01), &pool);
         self.linear.forward(x.flatten(1, 4))
     }

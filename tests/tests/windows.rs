@@ -7,9 +7,10 @@ use burn::record::{BinBytesRecorder, FullPrecisionSettings, NamedMpkBytesRecorde
 use burn::tensor::{DType, Distribution, Tensor, TensorData};
 use burn_flex::Flex;
 use burn_spatial::nn::{
-    AvgPool3dConfig, ConvSpec, MaxPool3dConfig, PaddedConv3dConfig, PaddingMode, PoolSpec, SpecError, padded_conv3d, same_padding,
+    AvgPool3dConfig, ConvSpec, MaxPool3dConfig, PaddedConv3dConfig, PaddingMode, PoolSpec, SpecError, Upsample3dConfig, UpsampleMode,
+    padded_conv3d, same_padding,
 };
-use burn_spatial_tests::fixtures::{cases, run_conv3d, run_pool3d, values};
+use burn_spatial_tests::fixtures::{cases, run_conv3d, run_pool3d, run_upsample, values};
 
 type B = Autodiff<Flex>;
 
@@ -26,12 +27,22 @@ fn convolutions_equal_pytorch() {
 #[test]
 fn pools_equal_pytorch() {
     let mut run = 0;
-    for case in cases("max_pool3d").into_iter().chain(cases("avg_pool3d")).filter(|c| !c.flag("ceil_mode")) {
+    for case in cases("max_pool3d").into_iter().chain(cases("avg_pool3d")) {
         case.check(&run_pool3d::<B>(&case, DType::F32, &Default::default(), |x| x), 1e-4);
         case.check(&run_pool3d::<B>(&case, DType::F64, &Default::default(), |x| x), 1e-10);
         run += 1;
     }
-    assert_eq!(run, 10);
+    assert_eq!(run, 12);
+}
+
+#[test]
+fn interpolations_equal_pytorch() {
+    let all = cases("upsample");
+    assert_eq!(all.len(), 3);
+    for case in all {
+        case.check(&run_upsample::<B>(&case, DType::F32, &Default::default(), |x| x), 1e-4);
+        case.check(&run_upsample::<B>(&case, DType::F64, &Default::default(), |x| x), 1e-10);
+    }
 }
 
 /// `values` along the width of a volume of one row.
@@ -104,6 +115,76 @@ fn pools_by_hand() {
 }
 
 #[test]
+fn pools_rounded_up_by_hand() {
+    let x = [1., 2., 3., 4., 5., 6., 7.];
+    let max = |kernel, padding, dilation| {
+        let pool = MaxPool3dConfig::new([1, 1, kernel]).with_strides([1, 1, 2]).with_padding([0, 0, padding]);
+        values(pool.with_dilation([1, 1, dilation]).with_ceil_mode(true).init().forward(row(&x)))
+    };
+    assert_eq!(max(2, 0, 1), [2., 4., 6., 7.]);
+    // A fifth window would start behind the input.
+    assert_eq!(max(2, 1, 1), [1., 3., 5., 7.]);
+    assert_eq!(max(2, 0, 3), [4., 6., 5.]);
+    let mean = |x: &[f32], kernel, stride, padding, include| {
+        let pool = AvgPool3dConfig::new([1, 1, kernel]).with_strides([1, 1, stride]).with_padding([0, 0, padding]);
+        values(pool.with_count_include_pad(include).with_ceil_mode(true).init().forward(row(x)))
+    };
+    assert_eq!(mean(&x, 2, 2, 0, true), [1.5, 3.5, 5.5, 7.]);
+    // The last window holds 6, one voxel of padding that counts, and one beyond that does not.
+    assert_eq!(mean(&x[..6], 3, 2, 1, true), [1., 3., 5., 3.]);
+    assert_eq!(mean(&x[..6], 3, 2, 1, false), [1.5, 3., 5., 6.]);
+    // A window larger than the input.
+    assert_eq!(mean(&x[..1], 2, 2, 0, true), [1.]);
+}
+
+#[test]
+fn mirrored_and_replicated_padding_by_hand() {
+    let x = [1., 2., 3., 4.];
+    let pad = |mode, padding| convolve(&x, &[1.], 1, padding, mode);
+    assert_eq!(pad(PaddingMode::Reflect, (3, 2)), [4., 3., 2., 1., 2., 3., 4., 3., 2.]);
+    assert_eq!(pad(PaddingMode::Replicate, (2, 5)), [1., 1., 1., 2., 3., 4., 4., 4., 4., 4., 4.]);
+    let gradient = |mode, gy: &[f32]| {
+        let x = row(&[1., 2., 3.]).require_grad();
+        let spec = ConvSpec { padding: [(0, 0), (0, 0), (2, 1)], mode, ..Default::default() };
+        let grads = (padded_conv3d(x.clone(), row(&[1.]), None, &spec) * row(gy)).sum().backward();
+        values(x.grad(&grads).unwrap())
+    };
+    let gy = [1., 10., 100., 1000., 10000., 100000.];
+    assert_eq!(gradient(PaddingMode::Reflect, &gy), [100., 101010., 10001.]);
+    assert_eq!(gradient(PaddingMode::Replicate, &gy), [111., 1000., 110000.]);
+    let x = row(&[1., 2.]);
+    let spec = ConvSpec { padding: [(0, 0), (0, 0), (2, 0)], mode: PaddingMode::Reflect, ..Default::default() };
+    let error = spec.window(x.dims(), [1; 5]).unwrap_err();
+    assert_eq!(error, SpecError::ReflectPadding { axis: "width", padding: (2, 0), input: 2 });
+    let conv = PaddedConv3dConfig::new([1, 1], [1, 1, 3]).with_padding([(0, 0), (0, 0), (1, 1)]).with_padding_mode(PaddingMode::Reflect);
+    assert_eq!(conv.init::<B>(&Default::default()).forward(x).dims(), [1, 1, 1, 1, 2]);
+}
+
+#[test]
+fn interpolations_by_hand() {
+    let x = [0., 4., 8.];
+    let to = |size, mode, align| {
+        let config = Upsample3dConfig::new().with_output_size(Some([1, 1, size])).with_mode(mode).with_align_corners(align);
+        values(config.init().forward(row(&x)))
+    };
+    assert_eq!(to(5, UpsampleMode::Nearest, false), [0., 0., 4., 4., 8.]);
+    assert_eq!(to(2, UpsampleMode::Nearest, false), [0., 4.]);
+    assert_eq!(to(6, UpsampleMode::Trilinear, false), [0., 1., 3., 5., 7., 8.]);
+    assert_eq!(to(5, UpsampleMode::Trilinear, true), [0., 2., 4., 6., 8.]);
+    // floor(3 * 1.5) voxels at the factor's distance, as in PyTorch, not at that of the extents.
+    let factor = Upsample3dConfig::new().with_scale_factor(Some([1., 1., 1.5])).with_mode(UpsampleMode::Trilinear).init();
+    let y = values(factor.forward(row(&x)));
+    let want = [0., 2., 14. / 3., 22. / 3.];
+    assert!(y.len() == 4 && y.iter().zip(want).all(|(y, w)| (y - w).abs() < 1e-6), "{y:?}");
+}
+
+#[test]
+#[should_panic = "Upsample3d: give output_size or scale_factor"]
+fn an_interpolation_needs_a_size() {
+    let _ = Upsample3dConfig::new().init();
+}
+
+#[test]
 fn a_padded_convolution_is_burns_where_burn_has_it() {
     let device = Default::default();
     let theirs =
@@ -162,7 +243,7 @@ fn specs_that_do_not_fit_are_named() {
     let periodic = ConvSpec { padding: [(0, 0), (0, 0), (0, 3)], mode: PaddingMode::Periodic, ..spec };
     let error = periodic.window(x, [4, 4, 1, 1, 1]).unwrap_err();
     assert_eq!(error, SpecError::PeriodicPadding { axis: "width", padding: (0, 3), input: 2 });
-    let pool = PoolSpec { kernel: [2; 3], stride: [1; 3], padding: [0, 2, 0], count_include_pad: true };
+    let pool = PoolSpec { stride: [1; 3], padding: [0, 2, 0], ..PoolSpec::new([2; 3]) };
     assert_eq!(pool.check().unwrap_err(), SpecError::PoolPadding { axis: "height", padding: 2, kernel: 2 });
 }
 

@@ -6,4 +6,4 @@ pub mod window;
 
 pub use exchange::{exchange, exchange_add};
 pub use plan::{AxisNeed, Piece, Plan};
-pub use window::{AxisWindow, WindowPlan};
+pub use window::{AxisWindow, WindowPlan, pieces, scaled};

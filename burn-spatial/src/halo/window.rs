@@ -1,10 +1,11 @@
 //! Index mathematics of windows on split axes.
 //!
 //! Output `o` reads inputs `o * stride - low + {0, dilation, .., (kernel - 1) * dilation}`. Outside the volume is
-//! padding, or the other end of a periodic axis.
+//! padding: nothing, or voxels of the volume itself as a [`PaddingMode`] says.
 
 use crate::kernels::WindowAxis;
 use crate::layout::Axis;
+use crate::nn::PaddingMode;
 
 use super::plan::{AxisNeed, Piece};
 
@@ -21,11 +22,21 @@ pub struct AxisWindow {
     pub low: usize,
     /// Padding after the last voxel.
     pub high: usize,
-    /// Whether padding is the other end of the axis.
-    pub periodic: bool,
+    /// What the padding holds.
+    pub mode: PaddingMode,
 }
 
 impl AxisWindow {
+    /// The window with the geometry `whole` has on the whole volume: where it reads beyond the input and the padding
+    /// before it, there is padding behind.
+    pub fn of(whole: &WindowAxis, mode: PaddingMode) -> AxisWindow {
+        let low = whole.offset.max(0) as usize;
+        let high = whole.span().saturating_sub(whole.input + low);
+        // Without padding nothing outside is read.
+        let mode = if low + high == 0 { PaddingMode::Zeros } else { mode };
+        AxisWindow { kernel: whole.kernel, stride: whole.stride, dilation: whole.dilation, low, high, mode }
+    }
+
     /// From first tap to last, both included.
     pub fn span(&self) -> usize {
         (self.kernel - 1) * self.dilation + 1
@@ -39,12 +50,7 @@ impl AxisWindow {
     /// The axis of the output when the input lies as `axis`. An output with fewer voxels than the axis has shards
     /// cannot be split: `None`, and the input has to be made full first.
     pub fn output_axis(&self, axis: &Axis) -> Option<Axis> {
-        let output = self.output(axis.extent);
-        match axis.as_split() {
-            None => Some(Axis::full(output)),
-            Some((_, offsets)) if output < offsets.len() - 1 => None,
-            Some((mesh, offsets)) => Some(Axis::split(mesh, proportional(offsets, output))),
-        }
+        scaled(axis, self.output(axis.extent))
     }
 
     /// The interval of inputs (not clipped) that outputs `start..end` read.
@@ -52,6 +58,15 @@ impl AxisWindow {
         let first = start as isize * self.stride as isize - self.low as isize;
         let last = (end as isize - 1) * self.stride as isize - self.low as isize + self.span() as isize;
         (first, last)
+    }
+}
+
+/// An axis of `extent` voxels with shards in proportion to those of `axis`; `None` if it has fewer voxels than shards.
+pub fn scaled(axis: &Axis, extent: usize) -> Option<Axis> {
+    match axis.as_split() {
+        None => Some(Axis::full(extent)),
+        Some((_, offsets)) if extent < offsets.len() - 1 => None,
+        Some((mesh, offsets)) => Some(Axis::split(mesh, proportional(offsets, extent))),
     }
 }
 
@@ -78,31 +93,32 @@ pub struct WindowPlan {
     pub need: AxisNeed,
     /// Geometry on the block this rank assembles.
     pub local: WindowAxis,
-    /// Global index of the block's first voxel; negative on a periodic axis.
+    /// Global index of the block's first voxel; negative where the block holds padding.
     pub origin: isize,
 }
 
 impl WindowPlan {
-    /// For the rank at `coords`, with `input` and `output` axes as [`AxisWindow::output_axis`] gives them.
+    /// For the rank at `coords`, with `input` and `output` split over the same mesh axis or not at all.
     pub fn new(window: &AxisWindow, input: &Axis, output: &Axis, coords: [usize; 4]) -> WindowPlan {
         let extent = input.extent;
+        let clipped = window.mode == PaddingMode::Zeros;
         // The block outputs start..end read: clipped to the volume (and at least one voxel, for the inner backend
-        // never sees an empty tensor), or unclipped and wrapped on a periodic axis.
+        // never sees an empty tensor), or unclipped where padding is made of voxels.
         let block = |start: usize, end: usize| -> (isize, isize, isize) {
             let (first, last) = window.reach(start, end);
-            if window.periodic {
+            if !clipped {
                 return (first, last, first);
             }
             let low = first.clamp(0, extent as isize - 1);
             (low, last.clamp(low + 1, extent as isize), first)
         };
-        let whole = output.as_split().is_none() && !window.periodic;
+        let whole = output.as_split().is_none() && clipped;
         let need = match output.as_split() {
             // Nothing to move: the block is the axis.
             None if whole => AxisNeed::whole(extent),
             None => {
                 let (low, high, _) = block(0, output.extent);
-                AxisNeed { mesh: None, by_coord: vec![pieces(low, high, extent)] }
+                AxisNeed { mesh: None, by_coord: vec![pieces(low, high, extent, window.mode)] }
             }
             Some((mesh, offsets)) => AxisNeed {
                 mesh: Some(mesh),
@@ -110,7 +126,7 @@ impl WindowPlan {
                     .windows(2)
                     .map(|o| {
                         let (low, high, _) = block(o[0], o[1]);
-                        pieces(low, high, extent)
+                        pieces(low, high, extent, window.mode)
                     })
                     .collect(),
             },
@@ -129,17 +145,39 @@ impl WindowPlan {
     }
 }
 
-/// `low..high` of a periodic axis, cut where it wraps; an interval inside the volume is one piece.
-fn pieces(low: isize, high: isize, extent: usize) -> Vec<Piece> {
+/// Where the voxels at `low..high` of a padded axis of `extent` come from, in runs; an interval inside the volume is one
+/// piece. Without a volume behind the padding (zeros), `low..high` lies inside.
+pub fn pieces(low: isize, high: isize, extent: usize, mode: PaddingMode) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let mut at = low;
     while at < high {
-        let start = at.rem_euclid(extent as isize) as usize;
-        let length = (extent - start).min((high - at) as usize);
+        let (start, run) = source(at, extent, mode);
+        let length = run.min((high - at) as usize);
         pieces.push(Piece { start, end: start + length, at: (at - low) as usize });
         at += length as isize;
     }
     pieces
+}
+
+/// The voxel that lies at `at` of the padded axis, and how many from it on lie in order.
+fn source(at: isize, extent: usize, mode: PaddingMode) -> (usize, usize) {
+    let n = extent as isize;
+    if (0..n).contains(&at) {
+        return (at as usize, (n - at) as usize);
+    }
+    match mode {
+        PaddingMode::Periodic => {
+            let start = at.rem_euclid(n);
+            (start as usize, (n - start) as usize)
+        }
+        // The mirror stands on the last voxel, which is not repeated.
+        PaddingMode::Reflect => {
+            let period = 2 * (n - 1).max(1);
+            let there = at.rem_euclid(period);
+            (there.min(period - there).min(n - 1) as usize, 1)
+        }
+        PaddingMode::Zeros | PaddingMode::Replicate => (at.clamp(0, n - 1) as usize, 1),
+    }
 }
 
 #[cfg(test)]
@@ -148,7 +186,7 @@ mod tests {
     use crate::mesh::MeshAxis;
 
     fn window(kernel: usize, stride: usize, low: usize, high: usize) -> AxisWindow {
-        AxisWindow { kernel, stride, dilation: 1, low, high, periodic: false }
+        AxisWindow { kernel, stride, dilation: 1, low, high, mode: PaddingMode::Zeros }
     }
 
     #[test]
@@ -172,7 +210,7 @@ mod tests {
                 for dilation in 1..3 {
                     for low in 0..4 {
                         for extent in 1..9usize {
-                            check(AxisWindow { kernel, stride, dilation, low, high: 3 - low, periodic: false }, extent);
+                            check(AxisWindow { kernel, stride, dilation, low, high: 3 - low, mode: PaddingMode::Zeros }, extent);
                         }
                     }
                 }
@@ -210,8 +248,31 @@ mod tests {
     }
 
     #[test]
-    fn periodic_reach_wraps() {
-        assert_eq!(pieces(-1, 3, 4), [Piece { start: 3, end: 4, at: 0 }, Piece { start: 0, end: 3, at: 1 }]);
-        assert_eq!(pieces(1, 3, 4), [Piece { start: 1, end: 3, at: 0 }]);
+    fn padding_comes_from_the_volume() {
+        let at = |low, high, extent, mode| -> Vec<usize> { pieces(low, high, extent, mode).iter().flat_map(|p| p.start..p.end).collect() };
+        let runs = pieces(-1, 3, 4, PaddingMode::Periodic);
+        assert_eq!(runs, [Piece { start: 3, end: 4, at: 0 }, Piece { start: 0, end: 3, at: 1 }]);
+        assert_eq!(pieces(1, 3, 4, PaddingMode::Periodic), [Piece { start: 1, end: 3, at: 0 }]);
+        assert_eq!(at(-2, 6, 4, PaddingMode::Reflect), [2, 1, 0, 1, 2, 3, 2, 1]);
+        assert_eq!(at(-2, 6, 4, PaddingMode::Replicate), [0, 0, 0, 1, 2, 3, 3, 3]);
+        assert_eq!(at(4, 6, 4, PaddingMode::Replicate), [3, 3]);
+        assert_eq!(at(0, 1, 1, PaddingMode::Reflect), [0]);
+    }
+
+    #[test]
+    fn a_window_keeps_its_outputs() {
+        for (input, output, stride) in [(5, 3, 2), (5, 2, 2), (4, 4, 1), (6, 1, 5)] {
+            let whole = WindowAxis { input, output, kernel: 2, stride, dilation: 1, offset: 0 };
+            assert_eq!(AxisWindow::of(&whole, PaddingMode::Zeros).output(input), output);
+        }
+    }
+
+    #[test]
+    fn twice_as_many_voxels_lie_on_twice_the_boundaries() {
+        let axis = Axis::split(MeshAxis::Depth, vec![0, 1, 4, 5]);
+        let twice = scaled(&axis, 10).unwrap();
+        assert_eq!(twice, Axis::split(MeshAxis::Depth, vec![0, 2, 8, 10]));
+        assert_eq!(scaled(&twice, 5).unwrap(), axis);
+        assert_eq!(scaled(&axis, 2), None);
     }
 }

@@ -5,7 +5,7 @@ use burn_backend::ops::ConvOptions;
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn_backend::{Backend, Scalar, Shape, Slice, TensorData, TensorMetadata, get_device_settings};
 
-use super::{Count, Window, inputs, outputs, taps_inside, with_extents};
+use super::{Count, Taps, Window, inputs, outputs, with_extents};
 
 /// The part of the block that the windows read, as ranges of the block, and where it starts in the padded input
 /// that begins with the first window.
@@ -203,20 +203,12 @@ fn ones<B: Backend>(like: &FloatTensor<B>, window: &Window) -> FloatTensor<B> {
 
 /// `sums` of windows, or gradients of them, divided by the counts.
 fn divided<B: Backend>(sums: FloatTensor<B>, window: &Window, count: Count) -> FloatTensor<B> {
-    match count {
-        Count::Padded => {
-            let taps: usize = window.iter().map(|a| a.kernel).product();
-            B::float_mul_scalar(sums, Scalar::Float(1.0 / taps as f64))
-        }
-        Count::Inside => {
-            let [d, h, w] = [0, 1, 2].map(|i| (0..window[i].output).map(|o| taps_inside(&window[i], o).max(1)).collect::<Vec<_>>());
-            let scales: Vec<f64> =
-                d.iter().flat_map(|d| h.iter().map(move |h| d * h)).flat_map(|dh| w.iter().map(move |w| 1.0 / (dh * w) as f64)).collect();
-            let data = TensorData::new(scales, Shape::from(with_extents(1, 1, outputs(window)))).convert_dtype(sums.dtype());
-            let scales = B::float_from_data(data, &B::float_device(&sums));
-            B::float_mul(sums, scales)
-        }
-    }
+    let [d, h, w] = [0, 1, 2].map(|i| (0..window[i].output).map(|o| count.of(i, &window[i], o)).collect::<Vec<_>>());
+    let scales: Vec<f64> =
+        d.iter().flat_map(|d| h.iter().map(move |h| d * h)).flat_map(|dh| w.iter().map(move |w| 1.0 / (dh * w) as f64)).collect();
+    let data = TensorData::new(scales, Shape::from(with_extents(1, 1, outputs(window)))).convert_dtype(sums.dtype());
+    let scales = B::float_from_data(data, &B::float_device(&sums));
+    B::float_mul(sums, scales)
 }
 
 /// The channels of a tensor as samples of one channel each.
@@ -239,4 +231,54 @@ pub fn avg_pool3d_grad<B: Backend>(grad: FloatTensor<B>, window: &Window, count:
     let kernel = ones::<B>(&grad, window);
     let out = conv3d_data_grad::<B>(grad, kernel, window, 1);
     B::float_reshape(out, Shape::from(with_extents(n, c, inputs(window))))
+}
+
+/// Calls `f` for each tap that `taps` has along dimension `2 + axis`: with the inputs it reads, and the weights
+/// broadcastable to a volume if not all are 1.
+fn each_tap<B: Backend>(
+    like: &FloatTensor<B>,
+    axis: usize,
+    taps: &Taps,
+    mut f: impl FnMut(IntTensor<B>, &dyn Fn(FloatTensor<B>) -> FloatTensor<B>),
+) {
+    let (device, dtype) = (B::float_device(like), like.dtype());
+    let n = taps.outputs();
+    let mut shape = [1; 5];
+    shape[2 + axis] = n;
+    for (indices, weights) in taps.rows() {
+        let indices: Vec<i64> = indices.iter().map(|i| *i as i64).collect();
+        let indices = B::int_from_data(TensorData::new(indices, Shape::from([n])), &device);
+        if weights.iter().all(|w| *w == 1.0) {
+            f(indices, &|t| t);
+        } else {
+            let data = TensorData::new(weights.to_vec(), Shape::from(shape)).convert_dtype(dtype);
+            let weights = B::float_from_data(data, &device);
+            f(indices, &|t| B::float_mul(t, weights.clone()));
+        }
+    }
+}
+
+/// See [`resample`](super::resample): along one axis, 0 to 2.
+pub fn resample<B: Backend>(x: FloatTensor<B>, axis: usize, taps: &Taps) -> FloatTensor<B> {
+    let mut sum: Option<FloatTensor<B>> = None;
+    each_tap::<B>(&x, axis, taps, |indices, weighted| {
+        let part = weighted(B::float_select(x.clone(), 2 + axis, indices));
+        sum = Some(match sum.take() {
+            Some(sum) => B::float_add(sum, part),
+            None => part,
+        });
+    });
+    sum.expect("an output has taps")
+}
+
+/// See [`resample_grad`](super::resample_grad): along one axis, 0 to 2.
+pub fn resample_grad<B: Backend>(grad: FloatTensor<B>, axis: usize, taps: &Taps) -> FloatTensor<B> {
+    let mut shape: [usize; 5] = grad.shape().dims();
+    shape[2 + axis] = taps.inputs;
+    let mut sum = Some(B::float_zeros(Shape::from(shape), &B::float_device(&grad), grad.dtype().into()));
+    each_tap::<B>(&grad, axis, taps, |indices, weighted| {
+        let before = sum.take().expect("put back after every tap");
+        sum = Some(B::float_select_add(before, 2 + axis, indices, weighted(grad.clone())));
+    });
+    sum.expect("put back after every tap")
 }

@@ -11,8 +11,10 @@ use burn_flex::FlexTensor;
 
 mod cpu;
 pub mod generic;
+mod taps;
 
 pub use cpu::Arithmetic;
+pub use taps::{Position, Taps};
 
 /// One axis of a window operation on a block. Tap `t` of output `o` reads input `o * stride + t * dilation - offset`;
 /// what lies outside `0..input` is padding.
@@ -45,16 +47,27 @@ pub type Window = [WindowAxis; 3];
 /// What an average divides by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Count {
-    /// The number of taps.
-    Padded,
+    /// The number of taps before these positions of the block, where the padding behind it ends.
+    Padded([isize; 3]),
     /// The number of taps that read inside the input block.
     Inside,
 }
 
-/// How many taps of output `o` read inside the block.
-pub(crate) fn taps_inside(axis: &WindowAxis, o: usize) -> usize {
-    let start = (o * axis.stride) as isize - axis.offset;
-    (0..axis.kernel).filter(|t| (0..axis.input as isize).contains(&(start + (t * axis.dilation) as isize))).count()
+impl Count {
+    /// Taps in a volume of `extents` and in `padding` around it are counted; the block starts at `origin` of the volume.
+    pub fn padded(padding: [usize; 3], origin: [isize; 3], extents: [usize; 3]) -> Count {
+        Count::Padded(std::array::from_fn(|i| (extents[i] + padding[i]) as isize - origin[i]))
+    }
+
+    /// How many taps of output `o` along axis `i` of a window are counted; 1 where there are none.
+    pub(crate) fn of(self, i: usize, axis: &WindowAxis, o: usize) -> usize {
+        let start = (o * axis.stride) as isize - axis.offset;
+        let counted = match self {
+            Count::Padded(ends) => isize::MIN..ends[i],
+            Count::Inside => 0..axis.input as isize,
+        };
+        (0..axis.kernel).filter(|t| counted.contains(&(start + (t * axis.dilation) as isize))).count().max(1)
+    }
 }
 
 /// `t`, contiguous, if it is a tensor the CPU kernels work on.
@@ -229,7 +242,7 @@ pub fn max_pool3d_grad<B: Backend>(
     }))
 }
 
-/// The mean of each window of x `[N, C, in..]`; padding adds nothing. A window without input gives 0.
+/// The mean of each window of x `[N, C, in..]`; what lies outside adds nothing. A window without input gives 0.
 pub fn avg_pool3d<B: Backend>(x: FloatTensor<B>, window: &Window, count: Count) -> FloatTensor<B> {
     let Some(fx) = flex(&x) else { return generic::avg_pool3d::<B>(x, window, count) };
     let shape = with_extents(x.shape()[0], x.shape()[1], outputs(window));
@@ -241,4 +254,26 @@ pub fn avg_pool3d_grad<B: Backend>(grad: FloatTensor<B>, window: &Window, count:
     let Some(fg) = flex(&grad) else { return generic::avg_pool3d_grad::<B>(grad, window, count) };
     let shape = with_extents(grad.shape()[0], grad.shape()[1], inputs(window));
     primitive(typed!(fg, T => cpu::tensor(cpu::average_grad::<T>(cpu::slice(&fg), window, count), shape)))
+}
+
+/// x `[N, C, in..]` -> `[N, C, out..]`: along each axis the sums that `taps` describes.
+pub fn resample<B: Backend>(x: FloatTensor<B>, taps: &[Taps; 3]) -> FloatTensor<B> {
+    (0..3).filter(|i| !taps[*i].is_identity()).fold(x, |x, i| {
+        let Some(fx) = flex(&x) else { return generic::resample::<B>(x, i, &taps[i]) };
+        let mut shape: [usize; 5] = x.shape().dims();
+        let inner = shape[3 + i..].iter().product();
+        shape[2 + i] = taps[i].outputs();
+        primitive(typed!(fx, T => cpu::tensor(cpu::resample::<T>(cpu::slice(&fx), &taps[i], inner), shape)))
+    })
+}
+
+/// The gradient of [`resample`]: grad `[N, C, out..]` -> `[N, C, in..]`.
+pub fn resample_grad<B: Backend>(grad: FloatTensor<B>, taps: &[Taps; 3]) -> FloatTensor<B> {
+    (0..3).rev().filter(|i| !taps[*i].is_identity()).fold(grad, |grad, i| {
+        let Some(fg) = flex(&grad) else { return generic::resample_grad::<B>(grad, i, &taps[i]) };
+        let mut shape: [usize; 5] = grad.shape().dims();
+        let inner = shape[3 + i..].iter().product();
+        shape[2 + i] = taps[i].inputs;
+        primitive(typed!(fg, T => cpu::tensor(cpu::resample_grad::<T>(cpu::slice(&fg), &taps[i], inner), shape)))
+    })
 }

@@ -9,7 +9,7 @@ use burn_autodiff::{Autodiff, NodeId};
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 
-use super::{ConvSpec, PoolSpec, WindowBackend};
+use super::{ConvSpec, PoolSpec, UpsampleSpec, WindowBackend};
 
 #[derive(Debug)]
 struct Conv;
@@ -73,6 +73,18 @@ impl<B: WindowBackend> Backward<B, 1> for AvgPool {
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let (placement, spec) = ops.state;
         unary::<B, _>(ops.parents, ops.node, grads, |grad| B::avg_pool3d_grad(&placement, grad, &spec));
+    }
+}
+
+#[derive(Debug)]
+struct Upsample;
+
+impl<B: WindowBackend> Backward<B, 1> for Upsample {
+    type State = (B::Placement, UpsampleSpec);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
+        let (placement, spec) = ops.state;
+        unary::<B, _>(ops.parents, ops.node, grads, |grad| B::upsample3d_grad(&placement, grad, &spec));
     }
 }
 
@@ -157,5 +169,16 @@ impl<B: WindowBackend, C: CheckpointStrategy> WindowBackend for Autodiff<B, C> {
 
     fn avg_pool3d_grad(_: &B::Placement, _: FloatTensor<Self>, _: &PoolSpec) -> FloatTensor<Self> {
         panic!("the gradient of an average pool cannot be differentiated again")
+    }
+
+    fn upsample3d(x: FloatTensor<Self>, spec: &UpsampleSpec) -> FloatTensor<Self> {
+        match Upsample.prepare::<C>([x.node.clone()]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((B::placement(&x.primitive), *spec), B::upsample3d(x.primitive, spec)),
+            OpsKind::UnTracked(prep) => prep.finish(B::upsample3d(x.primitive, spec)),
+        }
+    }
+
+    fn upsample3d_grad(_: &B::Placement, _: FloatTensor<Self>, _: &UpsampleSpec) -> FloatTensor<Self> {
+        panic!("the gradient of an interpolation cannot be differentiated again")
     }
 }

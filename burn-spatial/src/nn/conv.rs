@@ -1,4 +1,4 @@
-//! A 3D convolution with asymmetric and periodic padding.
+//! A 3D convolution with asymmetric, periodic, mirrored and replicated padding.
 
 use burn::config::Config;
 use burn::module::{Initializer, Module, Param};
@@ -112,7 +112,8 @@ impl<B: Backend> PaddedConv3d<B> {
     /// `[N, Cin, D, H, W]` -> `[N, Cout, out..]`, see [`padded_conv3d`].
     ///
     /// # Panics
-    /// If the kernel is larger than the padded input, the channels differ, or periodic padding exceeds the extent.
+    /// If the kernel is larger than the padded input, the channels differ, periodic padding exceeds the extent, or
+    /// mirrored padding reaches it.
     pub fn forward(&self, x: Tensor<B, 5>) -> Tensor<B, 5>
     where
         B: WindowBackend,

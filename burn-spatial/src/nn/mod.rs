@@ -1,14 +1,17 @@
 //! Modules that Burn lacks, for the inner backends, `Spatial<B>` and `Autodiff` of either.
 //!
-//! Burn 0.21 has no 3D pooling, and its convolutions refuse asymmetric and periodic padding. The modules here have
-//! both; they run on any [`WindowBackend`].
+//! Burn 0.21 has no 3D pooling and no 3D interpolation, and its convolutions refuse asymmetric padding and padding with
+//! anything but zeros. The modules here have all that; they run on any [`WindowBackend`].
 
 mod autodiff;
 mod conv;
 pub mod plain;
 mod pool;
+mod upsample;
 mod window;
 
 pub use conv::{PaddedConv3d, PaddedConv3dConfig, PaddedConv3dRecord, Padding3d, padded_conv3d};
 pub use pool::{AvgPool3d, AvgPool3dConfig, MaxPool3d, MaxPool3dConfig, avg_pool3d, max_pool3d};
-pub use window::{ConvSpec, PaddingMode, PoolSpec, SpecError, WindowBackend, same_padding};
+pub use upsample::{Upsample3d, Upsample3dConfig, upsample3d};
+pub(crate) use window::AXES;
+pub use window::{ConvSpec, PaddingMode, PoolSpec, SpecError, UpsampleMode, UpsampleSpec, WindowBackend, same_padding};

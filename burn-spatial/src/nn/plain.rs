@@ -3,7 +3,8 @@
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, Shape, Slice, TensorMetadata};
 
-use super::{ConvSpec, PaddingMode, PoolSpec};
+use super::{ConvSpec, PaddingMode, PoolSpec, UpsampleSpec};
+use crate::halo::pieces;
 use crate::kernels::{self, Window};
 
 /// Implements [`WindowBackend`](super::WindowBackend) for a backend whose tensors are whole.
@@ -54,6 +55,13 @@ macro_rules! plain_window_backend {
             fn avg_pool3d_grad(x: &[usize; 5], grad: FloatTensor<Self>, spec: &PoolSpec) -> FloatTensor<Self> {
                 self::avg_pool3d_grad::<Self>(*x, grad, spec)
             }
+            fn upsample3d(x: FloatTensor<Self>, spec: &UpsampleSpec) -> FloatTensor<Self> {
+                let taps = spec.taps(x.shape().dims());
+                kernels::resample::<Self>(x, &taps)
+            }
+            fn upsample3d_grad(x: &[usize; 5], grad: FloatTensor<Self>, spec: &UpsampleSpec) -> FloatTensor<Self> {
+                kernels::resample_grad::<Self>(grad, &spec.taps(*x))
+            }
         }
     };
 }
@@ -70,8 +78,8 @@ fn pool_window(x: [usize; 5], spec: &PoolSpec) -> Window {
     spec.window(x).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// `window` over the wrapped volume, whose first voxel is the first one the first window reads.
-fn wrapped(window: Window, spec: &ConvSpec) -> Window {
+/// `window` over the extended volume, whose first voxel is the first one the first window reads.
+fn extended(window: Window, spec: &ConvSpec) -> Window {
     let mut window = window;
     for (axis, (lo, hi)) in window.iter_mut().zip(spec.padding) {
         axis.input += lo + hi;
@@ -87,39 +95,29 @@ fn along(dim: usize, from: usize, to: usize) -> [Slice; 5] {
     slices
 }
 
-/// x with the other end of each axis attached: `lo` voxels before it, `hi` behind. Neither is larger than the axis.
-pub fn wrap<B: Backend>(x: FloatTensor<B>, padding: [(usize, usize); 3]) -> FloatTensor<B> {
+/// x with voxels of its own around it, as many before and behind along each axis as `padding` says: the volume again,
+/// mirrored, or its last voxel, by `mode`.
+pub fn extend<B: Backend>(x: FloatTensor<B>, padding: [(usize, usize); 3], mode: PaddingMode) -> FloatTensor<B> {
     let mut x = x;
-    for (i, (lo, hi)) in padding.into_iter().enumerate() {
+    for (i, (lo, hi)) in padding.into_iter().enumerate().filter(|(_, p)| *p != (0, 0)) {
         let (dim, n) = (2 + i, x.shape()[2 + i]);
-        let mut parts = Vec::with_capacity(3);
-        if lo > 0 {
-            parts.push(B::float_slice(x.clone(), &along(dim, n - lo, n)));
-        }
-        let tail = (hi > 0).then(|| B::float_slice(x.clone(), &along(dim, 0, hi)));
-        parts.push(x);
-        parts.extend(tail);
-        x = if parts.len() == 1 { parts.swap_remove(0) } else { B::float_cat(parts, dim) };
+        let parts = pieces(-(lo as isize), (n + hi) as isize, n, mode);
+        x = B::float_cat(parts.iter().map(|p| B::float_slice(x.clone(), &along(dim, p.start, p.end))).collect(), dim);
     }
     x
 }
 
-/// The adjoint of [`wrap`]: adds what lies outside back to the other end.
-pub fn fold<B: Backend>(grad: FloatTensor<B>, padding: [(usize, usize); 3]) -> FloatTensor<B> {
+/// The adjoint of [`extend`]: adds what lies around the volume back to where it came from.
+pub fn fold<B: Backend>(grad: FloatTensor<B>, padding: [(usize, usize); 3], mode: PaddingMode) -> FloatTensor<B> {
     let mut grad = grad;
-    for (i, (lo, hi)) in padding.into_iter().enumerate() {
-        if lo + hi == 0 {
-            continue;
-        }
+    for (i, (lo, hi)) in padding.into_iter().enumerate().filter(|(_, p)| *p != (0, 0)) {
         let (dim, n) = (2 + i, grad.shape()[2 + i] - lo - hi);
         let mut inner = B::float_slice(grad.clone(), &along(dim, lo, lo + n));
-        for (from, to, len) in [(0, n - lo, lo), (lo + n, 0, hi)] {
-            if len > 0 {
-                let place = along(dim, to, to + len);
-                let outside = B::float_slice(grad.clone(), &along(dim, from, from + len));
-                let sum = B::float_add(B::float_slice(inner.clone(), &place), outside);
-                inner = B::float_slice_assign(inner, &place, sum);
-            }
+        for piece in pieces(-(lo as isize), (n + hi) as isize, n, mode).into_iter().filter(|p| p.at != lo) {
+            let place = along(dim, piece.start, piece.end);
+            let outside = B::float_slice(grad.clone(), &along(dim, piece.at, piece.at + piece.end - piece.start));
+            let sum = B::float_add(B::float_slice(inner.clone(), &place), outside);
+            inner = B::float_slice_assign(inner, &place, sum);
         }
         grad = inner;
     }
@@ -131,7 +129,7 @@ pub fn conv3d<B: Backend>(x: FloatTensor<B>, weight: FloatTensor<B>, bias: Optio
     let window = conv_window(x.shape().dims(), weight.shape().dims(), spec);
     match spec.mode {
         PaddingMode::Zeros => kernels::conv3d::<B>(x, weight, bias, &window, spec.groups),
-        PaddingMode::Periodic => kernels::conv3d::<B>(wrap::<B>(x, spec.padding), weight, bias, &wrapped(window, spec), spec.groups),
+        mode => kernels::conv3d::<B>(extend::<B>(x, spec.padding, mode), weight, bias, &extended(window, spec), spec.groups),
     }
 }
 
@@ -140,9 +138,9 @@ pub fn conv3d_x_grad<B: Backend>(x: [usize; 5], weight: FloatTensor<B>, grad: Fl
     let window = conv_window(x, weight.shape().dims(), spec);
     match spec.mode {
         PaddingMode::Zeros => kernels::conv3d_data_grad::<B>(grad, weight, &window, spec.groups),
-        PaddingMode::Periodic => {
-            let grad = kernels::conv3d_data_grad::<B>(grad, weight, &wrapped(window, spec), spec.groups);
-            fold::<B>(grad, spec.padding)
+        mode => {
+            let grad = kernels::conv3d_data_grad::<B>(grad, weight, &extended(window, spec), spec.groups);
+            fold::<B>(grad, spec.padding, mode)
         }
     }
 }
@@ -157,8 +155,9 @@ pub fn conv3d_weight_grad<B: Backend>(
     let window = conv_window(x.shape().dims(), weight_shape, spec);
     match spec.mode {
         PaddingMode::Zeros => kernels::conv3d_weight_grad::<B>(x, grad, weight_shape, &window, spec.groups),
-        PaddingMode::Periodic => {
-            kernels::conv3d_weight_grad::<B>(wrap::<B>(x, spec.padding), grad, weight_shape, &wrapped(window, spec), spec.groups)
+        mode => {
+            let x = extend::<B>(x, spec.padding, mode);
+            kernels::conv3d_weight_grad::<B>(x, grad, weight_shape, &extended(window, spec), spec.groups)
         }
     }
 }
@@ -185,10 +184,13 @@ pub fn max_pool3d_grad<B: Backend>(x: [usize; 5], grad: FloatTensor<B>, indices:
 /// See [`WindowBackend::avg_pool3d`](super::WindowBackend::avg_pool3d).
 pub fn avg_pool3d<B: Backend>(x: FloatTensor<B>, spec: &PoolSpec) -> FloatTensor<B> {
     let window = pool_window(x.shape().dims(), spec);
-    kernels::avg_pool3d::<B>(x, &window, spec.count())
+    let count = spec.count([0; 3], window.map(|a| a.input));
+    kernels::avg_pool3d::<B>(x, &window, count)
 }
 
 /// See [`WindowBackend::avg_pool3d_grad`](super::WindowBackend::avg_pool3d_grad).
 pub fn avg_pool3d_grad<B: Backend>(x: [usize; 5], grad: FloatTensor<B>, spec: &PoolSpec) -> FloatTensor<B> {
-    kernels::avg_pool3d_grad::<B>(grad, &pool_window(x, spec), spec.count())
+    let window = pool_window(x, spec);
+    let count = spec.count([0; 3], window.map(|a| a.input));
+    kernels::avg_pool3d_grad::<B>(grad, &window, count)
 }

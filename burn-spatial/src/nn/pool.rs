@@ -37,6 +37,12 @@ pub struct MaxPool3dConfig {
     /// Voxels added on each side, at most half the kernel.
     #[config(default = "[0, 0, 0]")]
     pub padding: [usize; 3],
+    /// Voxels between taps.
+    #[config(default = "[1, 1, 1]")]
+    pub dilation: [usize; 3],
+    /// Whether the number of outputs is rounded up; see [`PoolSpec::ceil`].
+    #[config(default = "false")]
+    pub ceil_mode: bool,
 }
 
 /// 3D maximum pool: [`max_pool3d`] as a module. Should be made with [`MaxPool3dConfig`].
@@ -48,15 +54,25 @@ pub struct MaxPool3d {
     pub stride: [usize; 3],
     /// Voxels added on each side.
     pub padding: [usize; 3],
+    /// Voxels between taps.
+    pub dilation: [usize; 3],
+    /// Whether the number of outputs is rounded up.
+    pub ceil_mode: bool,
 }
 
 impl MaxPool3dConfig {
     /// The module.
     ///
     /// # Panics
-    /// On a zero kernel or stride and on padding of more than half the kernel.
+    /// On a zero kernel, stride or dilation and on padding of more than half the kernel.
     pub fn init(&self) -> MaxPool3d {
-        let pool = MaxPool3d { kernel_size: self.kernel_size, stride: self.strides, padding: self.padding };
+        let pool = MaxPool3d {
+            kernel_size: self.kernel_size,
+            stride: self.strides,
+            padding: self.padding,
+            dilation: self.dilation,
+            ceil_mode: self.ceil_mode,
+        };
         pool.spec().check().unwrap_or_else(|e| panic!("MaxPool3d: {e}"));
         pool
     }
@@ -64,10 +80,18 @@ impl MaxPool3dConfig {
 
 impl MaxPool3d {
     fn spec(&self) -> PoolSpec {
-        PoolSpec { kernel: self.kernel_size, stride: self.stride, padding: self.padding, count_include_pad: false }
+        PoolSpec {
+            kernel: self.kernel_size,
+            stride: self.stride,
+            padding: self.padding,
+            dilation: self.dilation,
+            count_include_pad: false,
+            ceil: self.ceil_mode,
+        }
     }
 
-    /// `[N, C, D, H, W]` -> `[N, C, out..]` with out = floor((in + 2 padding - kernel) / stride) + 1.
+    /// `[N, C, D, H, W]` -> `[N, C, out..]` with out = floor((in + 2 padding - (kernel - 1) dilation - 1) / stride) + 1,
+    /// or more with `ceil_mode`.
     ///
     /// # Panics
     /// If the kernel is larger than the padded input.
@@ -90,6 +114,9 @@ pub struct AvgPool3dConfig {
     /// Whether the mean counts the padding.
     #[config(default = "true")]
     pub count_include_pad: bool,
+    /// Whether the number of outputs is rounded up; see [`PoolSpec::ceil`].
+    #[config(default = "false")]
+    pub ceil_mode: bool,
 }
 
 /// 3D average pool: [`avg_pool3d`] as a module. Should be made with [`AvgPool3dConfig`].
@@ -103,6 +130,8 @@ pub struct AvgPool3d {
     pub padding: [usize; 3],
     /// Whether the mean counts the padding.
     pub count_include_pad: bool,
+    /// Whether the number of outputs is rounded up.
+    pub ceil_mode: bool,
 }
 
 impl AvgPool3dConfig {
@@ -116,6 +145,7 @@ impl AvgPool3dConfig {
             stride: self.strides,
             padding: self.padding,
             count_include_pad: self.count_include_pad,
+            ceil_mode: self.ceil_mode,
         };
         pool.spec().check().unwrap_or_else(|e| panic!("AvgPool3d: {e}"));
         pool
@@ -124,10 +154,18 @@ impl AvgPool3dConfig {
 
 impl AvgPool3d {
     fn spec(&self) -> PoolSpec {
-        PoolSpec { kernel: self.kernel_size, stride: self.stride, padding: self.padding, count_include_pad: self.count_include_pad }
+        PoolSpec {
+            kernel: self.kernel_size,
+            stride: self.stride,
+            padding: self.padding,
+            dilation: [1; 3],
+            count_include_pad: self.count_include_pad,
+            ceil: self.ceil_mode,
+        }
     }
 
-    /// `[N, C, D, H, W]` -> `[N, C, out..]` with out = floor((in + 2 padding - kernel) / stride) + 1.
+    /// `[N, C, D, H, W]` -> `[N, C, out..]` with out = floor((in + 2 padding - kernel) / stride) + 1, or more with
+    /// `ceil_mode`.
     ///
     /// # Panics
     /// If the kernel is larger than the padded input.

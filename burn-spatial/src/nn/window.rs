@@ -6,7 +6,7 @@ use burn_backend::Backend;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use serde::{Deserialize, Serialize};
 
-use crate::kernels::{Count, Window, WindowAxis};
+use crate::kernels::{Count, Position, Taps, Window, WindowAxis};
 
 /// What lies outside a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -16,6 +16,10 @@ pub enum PaddingMode {
     Zeros,
     /// The other end of the volume.
     Periodic,
+    /// The volume mirrored at its last voxel, which is not repeated.
+    Reflect,
+    /// The last voxel again and again.
+    Replicate,
 }
 
 /// A 3D convolution. Arrays are depth, height, width.
@@ -40,7 +44,7 @@ impl Default for ConvSpec {
     }
 }
 
-/// A 3D pool (dilation 1). Arrays are depth, height, width.
+/// A 3D pool. Arrays are depth, height, width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PoolSpec {
     /// Taps.
@@ -49,8 +53,37 @@ pub struct PoolSpec {
     pub stride: [usize; 3],
     /// Voxels added on each side; uncounted minus infinity for a maximum.
     pub padding: [usize; 3],
-    /// Whether an average counts them.
+    /// Voxels between taps.
+    pub dilation: [usize; 3],
+    /// Whether an average counts the padding.
     pub count_include_pad: bool,
+    /// Whether the number of outputs is rounded up: a last window may reach beyond the padding if it starts inside the
+    /// volume or the padding before it (PyTorch's rule). What lies beyond counts nowhere.
+    pub ceil: bool,
+}
+
+/// How a volume is interpolated to another extent. Conventions are PyTorch's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum UpsampleMode {
+    /// The voxel at floor(output / scale).
+    #[default]
+    Nearest,
+    /// Between the two nearest voxels along each axis, in proportion to the distance.
+    Trilinear,
+}
+
+/// A 3D interpolation. Arrays are depth, height, width.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UpsampleSpec {
+    /// Extents of the output.
+    pub size: [usize; 3],
+    /// Output voxels to one input voxel, where it is to be another than size / input extent.
+    pub scale: Option<[f64; 3]>,
+    /// How values between voxels are made.
+    pub mode: UpsampleMode,
+    /// Whether the centres of the first and last voxels of input and output coincide, instead of their outer faces.
+    /// Of no meaning to [`UpsampleMode::Nearest`].
+    pub align_corners: bool,
 }
 
 /// Why a window operation cannot be done.
@@ -98,6 +131,24 @@ pub enum SpecError {
         /// Input extent.
         input: usize,
     },
+    /// Mirrored padding reaches around more than once.
+    #[error("along the {axis} the mirrored padding {padding:?} must be smaller than the input extent {input}")]
+    ReflectPadding {
+        /// Depth, height or width.
+        axis: &'static str,
+        /// Before and after.
+        padding: (usize, usize),
+        /// Input extent.
+        input: usize,
+    },
+    /// The padding of a transposed convolution takes away all of its output.
+    #[error("along the {axis} the padding {padding} of a transposed convolution removes all of its output")]
+    NoOutput {
+        /// Depth, height or width.
+        axis: &'static str,
+        /// The padding.
+        padding: usize,
+    },
     /// Channels and groups disagree.
     #[error("{input} input and {output} output channels do not divide into {groups} groups")]
     Groups {
@@ -118,7 +169,7 @@ pub enum SpecError {
     },
 }
 
-const AXES: [&str; 3] = ["depth", "height", "width"];
+pub(crate) const AXES: [&str; 3] = ["depth", "height", "width"];
 
 fn nonzero(what: &'static str, got: &[usize]) -> Result<(), SpecError> {
     if got.contains(&0) { Err(SpecError::Zero { what, got: got.to_vec() }) } else { Ok(()) }
@@ -151,8 +202,7 @@ impl ConvSpec {
         Ok(())
     }
 
-    /// The windows over a whole input x for a weight, after checking that they fit. Periodic padding keeps its
-    /// offset: what lies outside comes from the other end.
+    /// The windows over a whole input x for a weight, after checking that they fit, whatever the padding holds.
     pub fn window(&self, x: [usize; 5], weight: [usize; 5]) -> Result<Window, SpecError> {
         let ([_, channels, input @ ..], [out_channels, per_group, kernel @ ..]) = (x, weight);
         self.check([per_group * self.groups, out_channels], kernel)?;
@@ -161,8 +211,15 @@ impl ConvSpec {
         }
         axes(|i| {
             let (lo, hi) = self.padding[i];
-            if self.mode == PaddingMode::Periodic && lo.max(hi) > input[i] {
-                return Err(SpecError::PeriodicPadding { axis: AXES[i], padding: (lo, hi), input: input[i] });
+            let (padding, most) = ((lo, hi), lo.max(hi));
+            match self.mode {
+                PaddingMode::Periodic if most > input[i] => {
+                    return Err(SpecError::PeriodicPadding { axis: AXES[i], padding, input: input[i] });
+                }
+                PaddingMode::Reflect if most > 0 && most >= input[i] => {
+                    return Err(SpecError::ReflectPadding { axis: AXES[i], padding, input: input[i] });
+                }
+                _ => {}
             }
             axis(i, input[i], kernel[i], self.stride[i], self.dilation[i], (lo, hi))
         })
@@ -170,11 +227,17 @@ impl ConvSpec {
 }
 
 impl PoolSpec {
+    /// Windows of `kernel` side by side: stride as large, no padding, which would be counted, outputs rounded down.
+    pub fn new(kernel: [usize; 3]) -> PoolSpec {
+        PoolSpec { kernel, stride: kernel, padding: [0; 3], dilation: [1; 3], count_include_pad: true, ceil: false }
+    }
+
     /// Whether the options alone make sense. As in PyTorch, padding is at most half the kernel, so that no window
     /// lies wholly in padding.
     pub fn check(&self) -> Result<(), SpecError> {
         nonzero("the kernel", &self.kernel)?;
         nonzero("the stride", &self.stride)?;
+        nonzero("the dilation", &self.dilation)?;
         match (0..3).find(|&i| self.padding[i] > self.kernel[i] / 2) {
             Some(i) => Err(SpecError::PoolPadding { axis: AXES[i], padding: self.padding[i], kernel: self.kernel[i] }),
             None => Ok(()),
@@ -184,12 +247,41 @@ impl PoolSpec {
     /// The windows over a whole input x, after checking that they fit.
     pub fn window(&self, x: [usize; 5]) -> Result<Window, SpecError> {
         self.check()?;
-        axes(|i| axis(i, x[2 + i], self.kernel[i], self.stride[i], 1, (self.padding[i], self.padding[i])))
+        axes(|i| {
+            let (input, stride, padding) = (x[2 + i], self.stride[i], self.padding[i]);
+            // Up to a stride less one beyond the padding may be missing to the last window.
+            let beyond = if self.ceil { stride.saturating_sub(1) } else { 0 };
+            let mut axis = axis(i, input, self.kernel[i], stride, self.dilation[i], (padding, padding + beyond))?;
+            if self.ceil && (axis.output - 1) * stride >= input + padding {
+                axis.output -= 1;
+            }
+            Ok(axis)
+        })
     }
 
-    /// What an average divides by.
-    pub fn count(&self) -> Count {
-        if self.count_include_pad { Count::Padded } else { Count::Inside }
+    /// What an average over a block divides by; its first voxel lies at `origin` of a volume of `extents`.
+    pub(crate) fn count(&self, origin: [isize; 3], extents: [usize; 3]) -> Count {
+        if self.count_include_pad { Count::padded(self.padding, origin, extents) } else { Count::Inside }
+    }
+}
+
+impl UpsampleSpec {
+    /// Whether the options make sense for x.
+    pub fn check(&self, x: [usize; 5]) -> Result<(), SpecError> {
+        nonzero("the input extent", &x[2..])?;
+        nonzero("the output size", &self.size)
+    }
+
+    /// What the outputs read along each axis of a whole x.
+    pub(crate) fn taps(&self, x: [usize; 5]) -> [Taps; 3] {
+        std::array::from_fn(|i| {
+            let (input, output) = (x[2 + i], self.size[i]);
+            let ratio = self.scale.map_or(input as f64 / output as f64, |scale| 1.0 / scale[i]);
+            match self.mode {
+                UpsampleMode::Nearest => Taps::nearest_single(input, output, ratio),
+                UpsampleMode::Trilinear => Taps::linear(input, output, Position::new(input, output, ratio, self.align_corners)),
+            }
+        })
     }
 }
 
@@ -206,8 +298,8 @@ pub fn same_padding(input: usize, kernel: usize, stride: usize, dilation: usize)
 }
 
 /// A backend that runs window operations on whole volumes `[N, C, D, H, W]`. Specs are taken to fit the shapes: the
-/// modules check that with [`ConvSpec::window`] and [`PoolSpec::window`]. On a backend that splits volumes every
-/// method is collective.
+/// modules check that with [`ConvSpec::window`], [`PoolSpec::window`] and [`UpsampleSpec::check`]. On a backend that
+/// splits volumes every method is collective.
 pub trait WindowBackend: Backend {
     /// What a backward pass needs to know of an input without keeping its values: its shape, or its layout on a
     /// backend that splits volumes.
@@ -250,4 +342,10 @@ pub trait WindowBackend: Backend {
 
     /// The gradient of the mean's x.
     fn avg_pool3d_grad(x: &Self::Placement, grad: FloatTensor<Self>, spec: &PoolSpec) -> FloatTensor<Self>;
+
+    /// x interpolated to `[N, C, size..]`.
+    fn upsample3d(x: FloatTensor<Self>, spec: &UpsampleSpec) -> FloatTensor<Self>;
+
+    /// The gradient of the interpolation's x.
+    fn upsample3d_grad(x: &Self::Placement, grad: FloatTensor<Self>, spec: &UpsampleSpec) -> FloatTensor<Self>;
 }

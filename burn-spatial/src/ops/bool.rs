@@ -44,7 +44,7 @@ impl<B: Backend> BoolTensorOps<Self> for Spatial<B> {
     }
 
     fn bool_from_data(data: TensorData, device: &Device<Self>) -> BoolTensor<Self> {
-        SpatialTensor::full(B::bool_from_data(data, device.inner_device()), device.clone())
+        SpatialTensor::input(B::bool_from_data(data, device.inner_device()), device)
     }
 
     fn bool_into_int(tensor: BoolTensor<Self>, out_dtype: IntDType) -> IntTensor<Self> {
@@ -99,7 +99,18 @@ impl<B: Backend> BoolTensorOps<Self> for Spatial<B> {
     }
 
     fn bool_select_or(tensor: BoolTensor<Self>, dim: usize, indices: IntTensor<Self>, value: BoolTensor<Self>) -> BoolTensor<Self> {
-        select_add::<B, Bool>(tensor, dim, indices, value, "bool_select_or", ReduceOp::Or, B::bool_select_or, B::bool_or)
+        let or = |tensor: B::BoolTensorPrimitive, dim, indices, value| {
+            let (dtype, device) = (tensor.dtype(), B::bool_device(&tensor));
+            let result = B::bool_select_or(tensor, dim, indices, value);
+            if result.dtype() == dtype {
+                return result;
+            }
+            // Flex calls the result U8, and would not combine it with other booleans.
+            let mut data = <Bool as Kind<B>>::into_data(result);
+            data.dtype = dtype;
+            B::bool_from_data(data, &device)
+        };
+        select_add::<B, Bool>(tensor, dim, indices, value, "bool_select_or", ReduceOp::Or, or, B::bool_or)
     }
 
     fn bool_repeat_dim(tensor: BoolTensor<Self>, dim: usize, times: usize) -> BoolTensor<Self> {
@@ -157,6 +168,6 @@ impl<B: Backend> BoolTensorOps<Self> for Spatial<B> {
     }
 
     fn bool_unfold(tensor: BoolTensor<Self>, dim: usize, size: usize, step: usize) -> BoolTensor<Self> {
-        unfold::<B, Bool>(tensor, dim, "bool_unfold", |t| B::bool_unfold(t, dim, size, step))
+        unfold::<B, Bool>(tensor, dim, size, step, "bool_unfold", |t| B::bool_unfold(t, dim, size, step))
     }
 }

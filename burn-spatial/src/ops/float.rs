@@ -65,6 +65,15 @@ macro_rules! lines {
     )*};
 }
 
+/// Results made of all elements up to each.
+macro_rules! scans {
+    ($($name:ident),*) => {$(
+        fn $name(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+            scan::<B, Float>(tensor, dim, stringify!($name), |t| B::$name(t, dim))
+        }
+    )*};
+}
+
 /// Along whole lines of one dimension, giving positions.
 macro_rules! line_positions {
     ($($name:ident($($arg:ident: $type:ty),*)),* $(,)?) => {$(
@@ -133,7 +142,7 @@ fn warn_of_whole_volumes<D: burn_backend::DeviceOps>(bytes: usize, device: &Spat
 impl<B: Backend> FloatTensorOps<Self> for Spatial<B> {
     fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
         warn_of_whole_volumes(data.bytes.len(), device);
-        SpatialTensor::full(B::float_from_data(data, device.inner_device()), device.clone())
+        SpatialTensor::input(B::float_from_data(data, device.inner_device()), device)
     }
 
     fn float_random(shape: Shape, distribution: Distribution, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self> {
@@ -386,8 +395,10 @@ impl<B: Backend> FloatTensorOps<Self> for Spatial<B> {
         map::<B, Float, Float>(sum, |t| B::float_div_scalar(t, extent.into()))
     }
 
+    scans!(float_cumsum, float_cumprod, float_cummin, float_cummax);
+
     lines!(
-        float_cumsum(), float_cumprod(), float_cummin(), float_cummax(), float_topk(k: usize), float_sort(descending: bool),
+        float_topk(k: usize), float_sort(descending: bool),
     );
 
     line_positions!(
@@ -467,6 +478,6 @@ impl<B: Backend> FloatTensorOps<Self> for Spatial<B> {
     }
 
     fn float_unfold(tensor: FloatTensor<Self>, dim: usize, size: usize, step: usize) -> FloatTensor<Self> {
-        unfold::<B, Float>(tensor, dim, "float_unfold", |t| B::float_unfold(t, dim, size, step))
+        unfold::<B, Float>(tensor, dim, size, step, "float_unfold", |t| B::float_unfold(t, dim, size, step))
     }
 }

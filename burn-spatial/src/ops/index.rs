@@ -3,20 +3,21 @@
 use burn_backend::{Backend, TensorMetadata};
 use burn_std::Slice;
 
+use super::along::fetch;
 use super::{ranges, split_over, unsplit, whole_dim};
 use crate::comm::ReduceOp;
 use crate::gradients::all_reduce;
-use crate::halo::{AxisNeed, Piece, exchange};
+use crate::halo::{AxisNeed, Piece};
 use crate::kind::{Int, Kind};
 use crate::layout::{Axis, Layout, Storage, balanced_offsets, unify};
 use crate::tensor::{SpatialTensor, communicated};
 
-fn slice_of(start: usize, length: usize) -> Slice {
+pub(super) fn slice_of(start: usize, length: usize) -> Slice {
     Slice::new(start as isize, Some((start + length) as isize), 1)
 }
 
 /// A box, with steps. A split dimension stays split: shards keep what they have of it, or share it out anew where one
-/// would be left with nothing. Steps along a split dimension make it whole.
+/// would be left with nothing. Backward steps along a split dimension make it whole.
 pub(crate) fn slice<B: Backend, K: Kind<B>>(mut tensor: SpatialTensor<B, K>, slices: &[Slice], op: &'static str) -> SpatialTensor<B, K> {
     let shape = tensor.shape();
     let wanted = ranges(slices, &shape);
@@ -25,7 +26,7 @@ pub(crate) fn slice<B: Backend, K: Kind<B>>(mut tensor: SpatialTensor<B, K>, sli
     }
     for (dim, (start, length, step)) in wanted.iter().enumerate() {
         let whole = *start == 0 && *length == shape[dim] && *step == 1;
-        let one_split = matches!(tensor.layout().dim(dim), [axis] if axis.as_split().is_some()) && *step == 1 && *length > 0;
+        let one_split = matches!(tensor.layout().dim(dim), [axis] if axis.as_split().is_some()) && *step > 0 && *length > 0;
         let uniform = tensor.layout().is_uniform_dim(dim) && *length > 0;
         if !whole && !one_split && !uniform {
             tensor = whole_dim(tensor, dim, op);
@@ -36,7 +37,7 @@ pub(crate) fn slice<B: Backend, K: Kind<B>>(mut tensor: SpatialTensor<B, K>, sli
     let coords = context.mesh.coords();
     let (mut local, mut layout) = tensor.settle();
     // Where shards run empty, parts move.
-    let mut needs: Vec<Option<(AxisNeed, Axis)>> = vec![None; layout.rank()];
+    let mut needs: Vec<Option<AxisNeed>> = vec![None; layout.rank()];
     let mut cuts: Vec<Slice> = Vec::with_capacity(layout.rank());
     let mut out = layout.clone();
     for (dim, (start, length, step)) in wanted.iter().enumerate() {
@@ -49,26 +50,37 @@ pub(crate) fn slice<B: Backend, K: Kind<B>>(mut tensor: SpatialTensor<B, K>, sli
             cuts.push(slice_of(0, stored));
             out = out.with_dim(dim, vec![Axis::uniform(*length)]);
         } else if let Some((mesh, offsets)) = axes.first().and_then(|a| a.as_split()) {
-            let kept: Vec<usize> = offsets.iter().map(|o| o.saturating_sub(*start).min(*length)).collect();
+            let step = *step as usize;
+            // The first result whose element lies at or behind each boundary, and the elements of an interval of results.
+            let kept: Vec<usize> = offsets.iter().map(|o| o.saturating_sub(*start).div_ceil(step).min(*length)).collect();
+            let reach = |from: usize, to: usize| (start + from * step, start + (to - 1) * step + 1);
+            let every = |(from, to): (usize, usize)| Slice::new(from as isize, Some(to as isize), step as isize);
             if kept.windows(2).all(|o| o[0] < o[1]) {
-                let (low, high) = axes[0].owned(coords);
-                let (from, to) = (low.max(*start), high.min(start + length));
-                cuts.push(slice_of(from - low, to - from));
-                out = out.with_dim(dim, vec![Axis::split(mesh, kept)]);
+                let (low, _) = axes[0].owned(coords);
+                let kept = Axis::split(mesh, kept);
+                let (from, to) = kept.owned(coords);
+                let (from, to) = reach(from, to);
+                cuts.push(every((from - low, to - low)));
+                out = out.with_dim(dim, vec![kept]);
                 continue;
             }
             let ranks = offsets.len() - 1;
+            let piece = |from: usize, to: usize| {
+                let (start, end) = reach(from, to);
+                vec![Piece { start, end, at: 0 }]
+            };
             let (need, axis) = if *length >= ranks {
                 let shared = balanced_offsets(*length, ranks);
-                let piece = |o: &[usize]| vec![Piece { start: start + o[0], end: start + o[1], at: 0 }];
-                (AxisNeed { mesh: Some(mesh), by_coord: shared.windows(2).map(piece).collect() }, Axis::split(mesh, shared))
+                let by_coord = shared.windows(2).map(|o| piece(o[0], o[1])).collect();
+                (AxisNeed { mesh: Some(mesh), by_coord }, Axis::split(mesh, shared))
             } else {
-                let piece = Piece { start: *start, end: start + length, at: 0 };
-                (AxisNeed { mesh: None, by_coord: vec![vec![piece]] }, Axis::full(*length))
+                (AxisNeed { mesh: None, by_coord: vec![piece(0, *length)] }, Axis::full(*length))
             };
-            cuts.push(slice_of(0, axis.local(coords)));
-            out = out.with_dim(dim, vec![axis.clone()]);
-            needs[dim] = Some((need, axis));
+            let (from, to) = axis.owned(coords);
+            let (from, to) = reach(from, to);
+            cuts.push(every((0, to - from)));
+            out = out.with_dim(dim, vec![axis]);
+            needs[dim] = Some(need);
         } else {
             let slice = slices[dim];
             cuts.push(slice);
@@ -76,16 +88,7 @@ pub(crate) fn slice<B: Backend, K: Kind<B>>(mut tensor: SpatialTensor<B, K>, sli
         }
     }
     if needs.iter().any(Option::is_some) {
-        // Dimension by dimension as one axis each: a dimension that does not move is taken as it is stored.
-        let stored = local.shape();
-        let axes: Vec<Axis> =
-            (0..layout.rank()).map(|dim| if needs[dim].is_some() { layout.dim(dim)[0].clone() } else { Axis::full(stored[dim]) }).collect();
-        let moves: Vec<AxisNeed> =
-            (0..layout.rank()).map(|dim| needs[dim].as_ref().map_or_else(|| AxisNeed::whole(stored[dim]), |n| n.0.clone())).collect();
-        let plan = context.plan(&axes, &moves);
-        context.stats.redistribution();
-        context.talking();
-        local = communicated(exchange::<B, K>(&context.mesh, &plan, local, device.inner_device()));
+        local = fetch::<B, K>(&context, local, &layout, &needs, device.inner_device());
     }
     let target = out.local_shape(coords);
     let current = local.shape();
@@ -195,22 +198,6 @@ pub(crate) fn slice_assign<B: Backend, K: Kind<B>>(
         value = K::slice(value, &part);
     }
     SpatialTensor::new(K::slice_assign(base, &at, value), out, device)
-}
-
-/// Reversed along dimensions; a split one is made whole.
-pub(crate) fn flip<B: Backend, K: Kind<B>>(
-    mut tensor: SpatialTensor<B, K>,
-    dims: &[usize],
-    op: &'static str,
-    f: impl FnOnce(K::Primitive) -> K::Primitive,
-) -> SpatialTensor<B, K> {
-    for dim in dims {
-        if !tensor.layout().is_uniform_dim(*dim) {
-            tensor = whole_dim(tensor, *dim, op);
-        }
-    }
-    let layout = tensor.layout().clone();
-    super::map_linear(tensor, layout, f)
 }
 
 /// Layouts for operations that pair the elements of two tensors in every dimension but `dim`: of both, with `dim` as

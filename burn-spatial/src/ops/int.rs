@@ -52,6 +52,15 @@ macro_rules! compare_scalar {
     )*};
 }
 
+/// Results made of all elements up to each.
+macro_rules! scans {
+    ($($name:ident),*) => {$(
+        fn $name(tensor: IntTensor<Self>, dim: usize) -> IntTensor<Self> {
+            scan::<B, Int>(tensor, dim, stringify!($name), |t| B::$name(t, dim))
+        }
+    )*};
+}
+
 macro_rules! lines {
     ($($name:ident($($arg:ident: $type:ty),*)),* $(,)?) => {$(
         fn $name(tensor: IntTensor<Self>, dim: usize $(, $arg: $type)*) -> IntTensor<Self> {
@@ -94,7 +103,7 @@ impl<B: Backend> IntTensorOps<Self> for Spatial<B> {
     }
 
     fn int_from_data(data: TensorData, device: &Device<Self>) -> IntTensor<Self> {
-        SpatialTensor::full(B::int_from_data(data, device.inner_device()), device.clone())
+        SpatialTensor::input(B::int_from_data(data, device.inner_device()), device)
     }
 
     fn int_device(tensor: &IntTensor<Self>) -> Device<Self> {
@@ -258,8 +267,10 @@ impl<B: Backend> IntTensorOps<Self> for Spatial<B> {
         map::<B, Int, Int>(Self::int_sum_dim(tensor, dim), |t| B::int_div_scalar(t, extent.into()))
     }
 
+    scans!(int_cumsum, int_cumprod, int_cummin, int_cummax);
+
     lines!(
-        int_cumsum(), int_cumprod(), int_cummin(), int_cummax(), int_topk(k: usize), int_argtopk(k: usize), int_sort(descending: bool),
+        int_topk(k: usize), int_argtopk(k: usize), int_sort(descending: bool),
         int_argsort(descending: bool),
     );
 
@@ -349,6 +360,6 @@ impl<B: Backend> IntTensorOps<Self> for Spatial<B> {
     }
 
     fn int_unfold(tensor: IntTensor<Self>, dim: usize, size: usize, step: usize) -> IntTensor<Self> {
-        unfold::<B, Int>(tensor, dim, "int_unfold", |t| B::int_unfold(t, dim, size, step))
+        unfold::<B, Int>(tensor, dim, size, step, "int_unfold", |t| B::int_unfold(t, dim, size, step))
     }
 }

@@ -14,6 +14,7 @@ use crate::mesh::AxisSet;
 use crate::tensor::{SpatialTensor, communicated};
 
 mod activation;
+mod along;
 mod bool;
 mod conv;
 mod float;
@@ -21,10 +22,13 @@ mod index;
 mod int;
 mod matmul;
 mod module;
+mod pool;
 mod quantized;
+mod sample;
 mod transaction;
 mod window;
 
+pub(crate) use along::{cat, flip, scan, unfold};
 pub(crate) use index::*;
 pub use quantized::SpatialQuantized;
 
@@ -347,25 +351,6 @@ pub(crate) fn reduce<B: Backend, K: Kind<B>>(
     SpatialTensor::full(local, device)
 }
 
-/// Joins tensors along `dim`, which is made whole; the other dimensions stay split.
-pub(crate) fn cat<B: Backend, K: Kind<B>>(tensors: Vec<SpatialTensor<B, K>>, dim: usize, op: &'static str) -> SpatialTensor<B, K> {
-    let device = tensors[0].device().clone();
-    let tensors: Vec<_> = tensors.into_iter().map(|t| whole_dim(t, dim, op)).collect();
-    let others: Vec<Layout> = tensors.iter().map(|t| t.layout().with_dim(dim, vec![])).collect();
-    let (_, out) = unify(&others.iter().collect::<Vec<_>>());
-    let out = (0..out.rank()).fold(out, |l, d| l.materialized_dim(d));
-    let mut extent = 0;
-    let locals = tensors
-        .into_iter()
-        .map(|t| {
-            let this = t.layout().extent(dim);
-            extent += this;
-            t.into_layout(&out.with_dim(dim, vec![Axis::full(this)])).settle().0
-        })
-        .collect();
-    SpatialTensor::new(K::cat(locals, dim), out.with_dim(dim, vec![Axis::full(extent)]), device)
-}
-
 /// A tensor of one value, stored once.
 pub(crate) fn constant<B: Backend, K: Kind<B>>(
     shape: Shape,
@@ -393,21 +378,4 @@ pub(crate) fn ranges(slices: &[Slice], shape: &Shape) -> Vec<(usize, usize, isiz
 /// Whether nothing of `axis` is split.
 pub(crate) fn unsplit(axes: &[Axis]) -> bool {
     axes.iter().all(|a| !matches!(a.storage, Storage::Split { .. }))
-}
-
-/// Windows along `dim`, in a new last dimension; local while `dim` is not split.
-pub(crate) fn unfold<B: Backend, K: Kind<B>>(
-    tensor: SpatialTensor<B, K>,
-    dim: usize,
-    op: &'static str,
-    f: impl FnOnce(K::Primitive) -> K::Primitive,
-) -> SpatialTensor<B, K> {
-    let device = tensor.device().clone();
-    let (local, layout) = whole_dim(tensor, dim, op).settle();
-    let out = f(local);
-    let (windows, size) = (out.shape()[dim], out.shape()[layout.rank()]);
-    let mut dims = layout.dims().to_vec();
-    dims[dim] = vec![Axis::full(windows)];
-    dims.push(vec![Axis::full(size)]);
-    SpatialTensor::new(out, Layout::new(dims), device)
 }

@@ -1,13 +1,16 @@
-//! Operations of neural network modules. 3D convolutions and what is linear stay split; the rest gathers, is counted
-//! and returns whole tensors.
+//! Operations of neural network modules. Convolutions, pools, interpolations and what is linear stay split: lines and
+//! planes that only the batch splits run on the inner backend's own operations, others on those of volumes. The rest
+//! gathers, is counted and returns whole tensors.
 
 use burn_backend::ops::*;
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn_backend::{Backend, TensorMetadata};
 use burn_std::Shape;
 
-use super::conv::spec;
-use super::window::bias_grad;
+use super::conv::{flat, lifted_shape, spec, transposed, transposed_x_grad, volume};
+use super::pool::{adaptive_mean, adaptive_mean_grad, interpolate, interpolate_grad, pool};
+use super::sample::{Samples, per_sample, per_sample_grad};
+use super::window::{bias_grad, conv_weight_share, of_share, parameter};
 use super::*;
 use crate::Spatial;
 use crate::kind::{Bool, Float};
@@ -24,15 +27,217 @@ macro_rules! gathering {
     (@first $first:ident $(, $rest:ident)*) => { $first };
 }
 
-/// Convolutions with an optional bias.
-macro_rules! convolution {
-    ($($name:ident($options:ty)),* $(,)?) => {$(
-        fn $name(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Option<FloatTensor<Self>>, options: $options) -> FloatTensor<Self> {
-            let device = x.device().clone();
-            let op = stringify!($name);
-            SpatialTensor::full(B::$name(x.gathered(op), weight.gathered(op), bias.map(|b| b.gathered(op)), options), device)
+/// Convolutions of lines and planes, and transposed ones.
+macro_rules! convolutions {
+    ($($n:literal: $conv:ident $conv_x:ident $conv_weight:ident $back:ident $back_x:ident $back_weight:ident);* $(;)?) => {$(
+        fn $conv(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Option<FloatTensor<Self>>, options: ConvOptions<$n>) -> FloatTensor<Self> {
+            match Samples::of(&x) {
+                Some(samples) => {
+                    let x = samples.take(x);
+                    samples.wrap(B::$conv(x, parameter(weight), bias.map(parameter), options))
+                }
+                None => flat(Self::conv3d_padded(volume(x), volume(weight), bias, &spec(&options)), $n + 2),
+            }
+        }
+
+        fn $conv_x(x: FloatTensor<Self>, weight: FloatTensor<Self>, output_grad: FloatTensor<Self>, options: ConvOptions<$n>) -> FloatTensor<Self> {
+            match Samples::of(&x) {
+                Some(samples) => {
+                    let (x, grad) = (samples.take(x), samples.take(output_grad));
+                    samples.wrap(B::$conv_x(x, parameter(weight), grad, options))
+                }
+                None => {
+                    let place = Self::placement(&volume(x));
+                    flat(Self::conv3d_padded_x_grad(&place, volume(weight), volume(output_grad), &spec(&options)), $n + 2)
+                }
+            }
+        }
+
+        fn $conv_weight(x: FloatTensor<Self>, weight: FloatTensor<Self>, output_grad: FloatTensor<Self>, options: ConvOptions<$n>) -> FloatTensor<Self> {
+            let (device, shape) = (x.device().clone(), weight.shape());
+            // Burn 0.21 computes this one wrong on lines with groups where the stride leaves out inputs at the end.
+            let (share, over) = match Samples::of(&x).filter(|_| $n > 1 || options.groups == 1) {
+                Some(samples) => {
+                    let (x, grad) = (samples.take(x), samples.take(output_grad));
+                    (B::$conv_weight(x, parameter(weight), grad, options), samples.over())
+                }
+                None => conv_weight_share(volume(x), volume(output_grad), lifted_shape(&shape), &spec(&options)),
+            };
+            of_share(share, shape, over, device)
+        }
+
+        fn $back(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Option<FloatTensor<Self>>, options: ConvTransposeOptions<$n>) -> FloatTensor<Self> {
+            match Samples::of(&x) {
+                Some(samples) => {
+                    let x = samples.take(x);
+                    samples.wrap(B::$back(x, parameter(weight), bias.map(parameter), options))
+                }
+                None => {
+                    let (x, weight) = (volume(x), volume(weight));
+                    let op = transposed(&options, x.shape().dims(), weight.shape().dims());
+                    biased::<B>(flat(op.forward(x, weight), $n + 2), bias)
+                }
+            }
+        }
+
+        fn $back_x(weight: FloatTensor<Self>, output_grad: FloatTensor<Self>, options: ConvTransposeOptions<$n>) -> FloatTensor<Self> {
+            match Samples::of(&output_grad) {
+                Some(samples) => {
+                    let grad = samples.take(output_grad);
+                    samples.wrap(B::$back_x(parameter(weight), grad, options))
+                }
+                None => flat(transposed_x_grad(volume(weight), volume(output_grad), &options), $n + 2),
+            }
+        }
+
+        fn $back_weight(x: FloatTensor<Self>, weight: FloatTensor<Self>, output_grad: FloatTensor<Self>, options: ConvTransposeOptions<$n>) -> FloatTensor<Self> {
+            let (device, shape) = (x.device().clone(), weight.shape());
+            let (share, over) = match Samples::of(&x) {
+                Some(samples) => {
+                    let (x, grad) = (samples.take(x), samples.take(output_grad));
+                    (B::$back_weight(x, parameter(weight), grad, options), samples.over())
+                }
+                None => {
+                    let (x, weight) = (volume(x), lifted_shape(&shape));
+                    transposed(&options, x.shape().dims(), weight).weight_share(x, volume(output_grad), weight)
+                }
+            };
+            of_share(share, shape, over, device)
         }
     )*};
+}
+
+/// Pools of lines and planes. Rounded up, they always run as pools of volumes: the inner backends do not agree on what
+/// an average then divides by.
+macro_rules! pools {
+    ($($n:literal $size:ty: $avg:ident $avg_grad:ident $max:ident $max_indices:ident $indices:ident $max_grad:ident $grads:ident
+        $adaptive:ident $adaptive_grad:ident);* $(;)?) => {$(
+        fn $avg(x: FloatTensor<Self>, kernel_size: $size, stride: $size, padding: $size, count_include_pad: bool, ceil_mode: bool) -> FloatTensor<Self> {
+            match Samples::of(&x).filter(|_| !ceil_mode) {
+                Some(samples) => {
+                    let x = samples.take(x);
+                    samples.wrap(B::$avg(x, kernel_size, stride, padding, count_include_pad, ceil_mode))
+                }
+                None => {
+                    let pool = pool::<$n>(&x.shape(), kernel_size.axes(), stride.axes(), padding.axes(), [1; $n], count_include_pad, ceil_mode);
+                    flat(pool.mean(volume(x)), $n + 2)
+                }
+            }
+        }
+
+        fn $avg_grad(
+            x: FloatTensor<Self>,
+            grad: FloatTensor<Self>,
+            kernel_size: $size,
+            stride: $size,
+            padding: $size,
+            count_include_pad: bool,
+            ceil_mode: bool,
+        ) -> FloatTensor<Self> {
+            match Samples::of(&x).filter(|_| !ceil_mode) {
+                Some(samples) => {
+                    let (x, grad) = (samples.take(x), samples.take(grad));
+                    samples.wrap(B::$avg_grad(x, grad, kernel_size, stride, padding, count_include_pad, ceil_mode))
+                }
+                None => {
+                    let pool = pool::<$n>(&x.shape(), kernel_size.axes(), stride.axes(), padding.axes(), [1; $n], count_include_pad, ceil_mode);
+                    flat(pool.mean_grad(&Self::placement(&volume(x)), volume(grad)), $n + 2)
+                }
+            }
+        }
+
+        fn $max(x: FloatTensor<Self>, kernel_size: $size, stride: $size, padding: $size, dilation: $size, ceil_mode: bool) -> FloatTensor<Self> {
+            match Samples::of(&x).filter(|_| !ceil_mode) {
+                Some(samples) => {
+                    let x = samples.take(x);
+                    samples.wrap(B::$max(x, kernel_size, stride, padding, dilation, ceil_mode))
+                }
+                None => Self::$max_indices(x, kernel_size, stride, padding, dilation, ceil_mode).output,
+            }
+        }
+
+        fn $max_indices(
+            x: FloatTensor<Self>,
+            kernel_size: $size,
+            stride: $size,
+            padding: $size,
+            dilation: $size,
+            ceil_mode: bool,
+        ) -> $indices<Self> {
+            match Samples::of(&x).filter(|_| !ceil_mode) {
+                Some(samples) => {
+                    let pooled = B::$max_indices(samples.take(x), kernel_size, stride, padding, dilation, ceil_mode);
+                    $indices::new(samples.wrap(pooled.output), samples.wrap(pooled.indices))
+                }
+                None => {
+                    let pool = pool::<$n>(&x.shape(), kernel_size.axes(), stride.axes(), padding.axes(), dilation.axes(), false, ceil_mode);
+                    let (output, indices) = pool.max(volume(x));
+                    $indices::new(flat(output, $n + 2), flat(indices, $n + 2))
+                }
+            }
+        }
+
+        fn $max_grad(
+            x: FloatTensor<Self>,
+            kernel_size: $size,
+            stride: $size,
+            padding: $size,
+            dilation: $size,
+            ceil_mode: bool,
+            output_grad: FloatTensor<Self>,
+            indices: IntTensor<Self>,
+        ) -> $grads<Self> {
+            match Samples::of(&x).filter(|_| !ceil_mode) {
+                Some(samples) => {
+                    let (x, grad, indices) = (samples.take(x), samples.take(output_grad), samples.take(indices));
+                    let grads = B::$max_grad(x, kernel_size, stride, padding, dilation, ceil_mode, grad, indices);
+                    $grads::new(samples.wrap(grads.x_grad))
+                }
+                None => {
+                    let pool = pool::<$n>(&x.shape(), kernel_size.axes(), stride.axes(), padding.axes(), dilation.axes(), false, ceil_mode);
+                    let grad = pool.max_grad(&Self::placement(&volume(x)), volume(output_grad), volume(indices));
+                    $grads::new(flat(grad, $n + 2))
+                }
+            }
+        }
+
+        fn $adaptive(x: FloatTensor<Self>, output_size: $size) -> FloatTensor<Self> {
+            per_sample(x, |x| B::$adaptive(x, output_size), |x| adaptive_mean(x, output_size.axes()))
+        }
+
+        fn $adaptive_grad(x: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
+            per_sample_grad(x, grad, B::$adaptive_grad, adaptive_mean_grad)
+        }
+    )*};
+}
+
+/// Burn writes one number for a line and an array for a plane.
+trait Axes<const N: usize> {
+    fn axes(self) -> [usize; N];
+}
+
+impl Axes<1> for usize {
+    fn axes(self) -> [usize; 1] {
+        [self]
+    }
+}
+
+impl<const N: usize> Axes<N> for [usize; N] {
+    fn axes(self) -> [usize; N] {
+        self
+    }
+}
+
+/// y `[N, C, ...]` with bias `[C]`.
+fn biased<B: Backend>(y: FloatTensor<Spatial<B>>, bias: Option<FloatTensor<Spatial<B>>>) -> FloatTensor<Spatial<B>> {
+    match bias {
+        Some(bias) => {
+            let mut shape = vec![1; y.rank()];
+            shape[1] = bias.shape()[0];
+            Spatial::<B>::float_add(y, reshape(bias, Shape::from(shape)))
+        }
+        None => y,
+    }
 }
 
 /// Bias gradients of convolutions: a sum over all but channels.
@@ -126,38 +331,78 @@ impl<B: Backend> ModuleOps<Self> for Spatial<B> {
         of_parameter::<B>(reshape(gradient, Shape::from(vec![features])))
     }
 
-    convolution!(
-        conv1d(ConvOptions<1>),
-        conv2d(ConvOptions<2>),
-        conv_transpose1d(ConvTransposeOptions<1>),
-        conv_transpose2d(ConvTransposeOptions<2>),
-        conv_transpose3d(ConvTransposeOptions<3>),
+    convolutions!(
+        1: conv1d conv1d_x_backward conv1d_weight_backward
+            conv_transpose1d conv_transpose1d_x_backward conv_transpose1d_weight_backward;
+        2: conv2d conv2d_x_backward conv2d_weight_backward
+            conv_transpose2d conv_transpose2d_x_backward conv_transpose2d_weight_backward;
     );
 
+    fn conv_transpose3d(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+        options: ConvTransposeOptions<3>,
+    ) -> FloatTensor<Self> {
+        let op = transposed(&options, x.shape().dims(), weight.shape().dims());
+        biased::<B>(op.forward(x, weight), bias)
+    }
+
+    fn conv_transpose3d_x_backward(
+        weight: FloatTensor<Self>,
+        output_grad: FloatTensor<Self>,
+        options: ConvTransposeOptions<3>,
+    ) -> FloatTensor<Self> {
+        transposed_x_grad(weight, output_grad, &options)
+    }
+
+    fn conv_transpose3d_weight_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        output_grad: FloatTensor<Self>,
+        options: ConvTransposeOptions<3>,
+    ) -> FloatTensor<Self> {
+        let (device, shape) = (x.device().clone(), weight.shape());
+        let op = transposed(&options, x.shape().dims(), shape.dims());
+        let (share, over) = op.weight_share(x, output_grad, shape.dims());
+        of_share(share, shape, over, device)
+    }
+
+    pools!(
+        1 usize: avg_pool1d avg_pool1d_backward max_pool1d max_pool1d_with_indices MaxPool1dWithIndices
+            max_pool1d_with_indices_backward MaxPool1dBackward adaptive_avg_pool1d adaptive_avg_pool1d_backward;
+        2 [usize; 2]: avg_pool2d avg_pool2d_backward max_pool2d max_pool2d_with_indices MaxPool2dWithIndices
+            max_pool2d_with_indices_backward MaxPool2dBackward adaptive_avg_pool2d adaptive_avg_pool2d_backward;
+    );
+
+    fn interpolate(x: FloatTensor<Self>, output_size: [usize; 2], options: InterpolateOptions) -> FloatTensor<Self> {
+        per_sample(x, |x| B::interpolate(x, output_size, options.clone()), |x| interpolate(x, output_size, &options))
+    }
+
+    fn interpolate_backward(
+        x: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        output_size: [usize; 2],
+        options: InterpolateOptions,
+    ) -> FloatTensor<Self> {
+        per_sample_grad(
+            x,
+            grad,
+            |x, grad| B::interpolate_backward(x, grad, output_size, options.clone()),
+            |x, grad| interpolate_grad(x, grad, output_size, &options),
+        )
+    }
+
+    fn unfold4d(x: FloatTensor<Self>, kernel_size: [usize; 2], options: UnfoldOptions) -> FloatTensor<Self> {
+        let op = "unfold4d";
+        per_sample(
+            x,
+            |x| B::unfold4d(x, kernel_size, options.clone()),
+            |x| fallback::<B, Float, Float>(x, op, |x| B::unfold4d(x, kernel_size, options.clone())),
+        )
+    }
+
     gathering!(
-        conv1d_x_backward(x: FloatTensor, weight: FloatTensor, output_grad: FloatTensor; options: ConvOptions<1>),
-        conv1d_weight_backward(x: FloatTensor, weight: FloatTensor, output_grad: FloatTensor; options: ConvOptions<1>),
-        conv2d_x_backward(x: FloatTensor, weight: FloatTensor, output_grad: FloatTensor; options: ConvOptions<2>),
-        conv2d_weight_backward(x: FloatTensor, weight: FloatTensor, output_grad: FloatTensor; options: ConvOptions<2>),
-        conv_transpose1d_x_backward(weight: FloatTensor, output_grad: FloatTensor; options: ConvTransposeOptions<1>),
-        conv_transpose1d_weight_backward(x: FloatTensor, weight: FloatTensor, output_grad: FloatTensor; options: ConvTransposeOptions<1>),
-        conv_transpose2d_x_backward(weight: FloatTensor, output_grad: FloatTensor; options: ConvTransposeOptions<2>),
-        conv_transpose2d_weight_backward(x: FloatTensor, weight: FloatTensor, output_grad: FloatTensor; options: ConvTransposeOptions<2>),
-        conv_transpose3d_x_backward(weight: FloatTensor, output_grad: FloatTensor; options: ConvTransposeOptions<3>),
-        conv_transpose3d_weight_backward(x: FloatTensor, weight: FloatTensor, output_grad: FloatTensor; options: ConvTransposeOptions<3>),
-        unfold4d(x: FloatTensor; kernel_size: [usize; 2], options: UnfoldOptions),
-        avg_pool1d(x: FloatTensor; kernel_size: usize, stride: usize, padding: usize, count_include_pad: bool, ceil_mode: bool),
-        avg_pool1d_backward(x: FloatTensor, grad: FloatTensor; kernel_size: usize, stride: usize, padding: usize, count_include_pad: bool, ceil_mode: bool),
-        avg_pool2d(x: FloatTensor; kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], count_include_pad: bool, ceil_mode: bool),
-        avg_pool2d_backward(x: FloatTensor, grad: FloatTensor; kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], count_include_pad: bool, ceil_mode: bool),
-        adaptive_avg_pool1d(x: FloatTensor; output_size: usize),
-        adaptive_avg_pool1d_backward(x: FloatTensor, grad: FloatTensor;),
-        adaptive_avg_pool2d(x: FloatTensor; output_size: [usize; 2]),
-        adaptive_avg_pool2d_backward(x: FloatTensor, grad: FloatTensor;),
-        max_pool1d(x: FloatTensor; kernel_size: usize, stride: usize, padding: usize, dilation: usize, ceil_mode: bool),
-        max_pool2d(x: FloatTensor; kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], ceil_mode: bool),
-        interpolate(x: FloatTensor; output_size: [usize; 2], options: InterpolateOptions),
-        interpolate_backward(x: FloatTensor, grad: FloatTensor; output_size: [usize; 2], options: InterpolateOptions),
         ctc_loss(log_probs: FloatTensor, targets: IntTensor, input_lengths: IntTensor, target_lengths: IntTensor; blank: usize),
         ctc_loss_backward(log_probs: FloatTensor, targets: IntTensor, input_lengths: IntTensor, target_lengths: IntTensor, grad_loss: FloatTensor; blank: usize),
     );
@@ -208,68 +453,6 @@ impl<B: Backend> ModuleOps<Self> for Spatial<B> {
             grads.mask_grad.map(full),
             grads.bias_grad.map(full),
         )
-    }
-
-    fn max_pool1d_with_indices(
-        x: FloatTensor<Self>,
-        kernel_size: usize,
-        stride: usize,
-        padding: usize,
-        dilation: usize,
-        ceil_mode: bool,
-    ) -> MaxPool1dWithIndices<Self> {
-        let device = x.device().clone();
-        let x = x.gathered("max_pool1d_with_indices");
-        let pooled = B::max_pool1d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode);
-        MaxPool1dWithIndices::new(SpatialTensor::full(pooled.output, device.clone()), SpatialTensor::full(pooled.indices, device))
-    }
-
-    fn max_pool1d_with_indices_backward(
-        x: FloatTensor<Self>,
-        kernel_size: usize,
-        stride: usize,
-        padding: usize,
-        dilation: usize,
-        ceil_mode: bool,
-        output_grad: FloatTensor<Self>,
-        indices: IntTensor<Self>,
-    ) -> MaxPool1dBackward<Self> {
-        let op = "max_pool1d_with_indices_backward";
-        let device = x.device().clone();
-        let (x, grad, indices) = (x.gathered(op), output_grad.gathered(op), indices.gathered(op));
-        let grads = B::max_pool1d_with_indices_backward(x, kernel_size, stride, padding, dilation, ceil_mode, grad, indices);
-        MaxPool1dBackward::new(SpatialTensor::full(grads.x_grad, device))
-    }
-
-    fn max_pool2d_with_indices(
-        x: FloatTensor<Self>,
-        kernel_size: [usize; 2],
-        stride: [usize; 2],
-        padding: [usize; 2],
-        dilation: [usize; 2],
-        ceil_mode: bool,
-    ) -> MaxPool2dWithIndices<Self> {
-        let device = x.device().clone();
-        let x = x.gathered("max_pool2d_with_indices");
-        let pooled = B::max_pool2d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode);
-        MaxPool2dWithIndices::new(SpatialTensor::full(pooled.output, device.clone()), SpatialTensor::full(pooled.indices, device))
-    }
-
-    fn max_pool2d_with_indices_backward(
-        x: FloatTensor<Self>,
-        kernel_size: [usize; 2],
-        stride: [usize; 2],
-        padding: [usize; 2],
-        dilation: [usize; 2],
-        ceil_mode: bool,
-        output_grad: FloatTensor<Self>,
-        indices: IntTensor<Self>,
-    ) -> MaxPool2dBackward<Self> {
-        let op = "max_pool2d_with_indices_backward";
-        let device = x.device().clone();
-        let (x, grad, indices) = (x.gathered(op), output_grad.gathered(op), indices.gathered(op));
-        let grads = B::max_pool2d_with_indices_backward(x, kernel_size, stride, padding, dilation, ceil_mode, grad, indices);
-        MaxPool2dBackward::new(SpatialTensor::full(grads.x_grad, device))
     }
 
     fn attention(

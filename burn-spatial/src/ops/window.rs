@@ -1,5 +1,5 @@
-//! Convolutions and pools over split volumes: the halo comes to the block, the kernel of the inner backend's room works
-//! on it, gradients of halos go back where they came from.
+//! Convolutions, pools and interpolations of split volumes: the halo comes to the block, the kernel of the inner
+//! backend's room works on it, gradients of halos go back where they came from.
 
 use std::sync::Arc;
 
@@ -10,74 +10,39 @@ use burn_std::Shape;
 use super::{split_over, sum_dim};
 use crate::Spatial;
 use crate::device::{RankContext, SpatialDevice};
-use crate::halo::{AxisNeed, AxisWindow, Plan, WindowPlan, exchange, exchange_add};
-use crate::kernels::{self, Window};
+use crate::halo::{AxisNeed, AxisWindow, Piece, Plan, WindowPlan, exchange, exchange_add, scaled};
+use crate::kernels::{self, Count, Taps, Window};
 use crate::kind::{Float, Int};
 use crate::layout::{Axis, Layout, Storage};
 use crate::mesh::AxisSet;
-use crate::nn::{ConvSpec, PaddingMode, PoolSpec, WindowBackend};
+use crate::nn::{ConvSpec, PaddingMode, PoolSpec, UpsampleSpec, WindowBackend};
 use crate::tensor::{SpatialTensor, communicated};
 
-type Tensor<B> = SpatialTensor<B, Float>;
+pub(super) type Tensor<B> = SpatialTensor<B, Float>;
 
-/// A window operation on one volume: layouts, and what this rank does.
-struct Windowed {
-    /// How the input has to lie.
+/// Two volumes of which one is computed from blocks of the other.
+struct Halo {
+    /// How the volume lies of which blocks are needed.
     input: Layout,
-    /// How the output lies, with the input's channels.
+    /// How the other lies.
     output: Layout,
-    /// The halo exchange.
+    /// From the shards of the one to the blocks.
     plan: Arc<Plan>,
-    /// The geometry on the assembled block.
-    local: Window,
-    /// Global position of the block's first voxel.
-    origin: [isize; 3],
-    /// Extents of the whole input volume.
-    volume: [usize; 3],
 }
 
-impl Windowed {
-    /// The rule: batch and volume stay split, channels are whole, a spatial axis whose output has fewer voxels than
-    /// ranks is whole.
-    fn new(context: &RankContext, x: &Layout, windows: [AxisWindow; 3]) -> Windowed {
-        let mut input = x.clone().with_pending(AxisSet::EMPTY);
-        for dim in 0..5 {
-            let one = matches!(input.dim(dim), [] | [Axis { storage: Storage::Full | Storage::Split { .. }, .. }]);
-            if dim == 1 || !one {
-                input = input.full_dim(dim);
-            }
-        }
-        let mut output = input.clone();
-        for (i, window) in windows.iter().enumerate() {
-            let axis = axis_of(&input, 2 + i);
-            let out = window.output_axis(&axis).unwrap_or_else(|| {
-                tracing::debug!("axis {} of {input} has fewer outputs than ranks: made whole", 2 + i);
-                input = input.full_dim(2 + i);
-                Axis::full(window.output(axis.extent))
-            });
-            output = output.with_dim(2 + i, vec![out]);
-        }
-        let coords = context.mesh.coords();
-        let spatial: [WindowPlan; 3] =
-            std::array::from_fn(|i| WindowPlan::new(&windows[i], &axis_of(&input, 2 + i), &axis_of(&output, 2 + i), coords));
-        let stored = input.local_shape(coords);
+impl Halo {
+    fn new(context: &RankContext, input: Layout, output: Layout, needs: [AxisNeed; 3]) -> Halo {
+        let stored = input.local_shape(context.mesh.coords());
         let mut axes = vec![Axis::full(stored[0]), Axis::full(stored[1])];
-        let mut needs = vec![AxisNeed::whole(stored[0]), AxisNeed::whole(stored[1])];
-        for (i, plan) in spatial.iter().enumerate() {
+        let mut all = vec![AxisNeed::whole(stored[0]), AxisNeed::whole(stored[1])];
+        for (i, need) in needs.into_iter().enumerate() {
             axes.push(axis_of(&input, 2 + i));
-            needs.push(plan.need.clone());
+            all.push(need);
         }
-        Windowed {
-            plan: context.plan(&axes, &needs),
-            local: std::array::from_fn(|i| spatial[i].local),
-            origin: std::array::from_fn(|i| spatial[i].origin),
-            volume: std::array::from_fn(|i| input.extent(2 + i)),
-            input,
-            output,
-        }
+        Halo { plan: context.plan(&axes, &all), input, output }
     }
 
-    /// This rank's block of `x` with its halo. Collective.
+    /// This rank's block of `x`. Collective.
     fn gather<B: Backend>(&self, context: &RankContext, x: Tensor<B>) -> FloatTensor<B> {
         let device = x.device().clone();
         let own = x.into_layout(&self.input).settle().0;
@@ -85,7 +50,7 @@ impl Windowed {
         communicated(exchange::<B, Float>(&context.mesh, &self.plan, own, device.inner_device()))
     }
 
-    /// The gradient of a block with halo, added where it came from. Collective.
+    /// The gradient of a block, or a share of what lies there, added to the shards. Collective.
     fn scatter<B: Backend>(&self, context: &RankContext, block: FloatTensor<B>, device: SpatialDevice<B::Device>) -> Tensor<B> {
         self.count(context);
         let own = communicated(exchange_add::<B, Float>(&context.mesh, &self.plan, block, device.inner_device()));
@@ -98,10 +63,99 @@ impl Windowed {
             context.stats.halo();
         }
     }
+}
+
+/// How a volume `x` has to lie for an operation that makes one of `extents` from it or of which it is made, and how that
+/// one then lies: batch and volume stay split, channels are whole, an axis that has fewer voxels there than ranks is
+/// whole.
+pub(super) fn placed(x: &Layout, extents: [usize; 3]) -> (Layout, Layout) {
+    let mut near = x.clone().with_pending(AxisSet::EMPTY);
+    for dim in 0..5 {
+        let one = matches!(near.dim(dim), [] | [Axis { storage: Storage::Full | Storage::Split { .. }, .. }]);
+        if dim == 1 || !one {
+            near = near.full_dim(dim);
+        }
+    }
+    let mut far = near.clone();
+    for (i, extent) in extents.into_iter().enumerate() {
+        let axis = scaled(&axis_of(&near, 2 + i), extent).unwrap_or_else(|| {
+            tracing::debug!("axis {} of {near} would have fewer voxels than ranks: made whole", 2 + i);
+            near = near.full_dim(2 + i);
+            Axis::full(extent)
+        });
+        far = far.with_dim(2 + i, vec![axis]);
+    }
+    (near, far)
+}
+
+/// A window operation on one volume: layouts, and what this rank does.
+struct Windowed {
+    halo: Halo,
+    /// The geometry on the assembled block.
+    local: Window,
+    /// Global position of the block's first voxel.
+    origin: [isize; 3],
+    /// Extents of the whole input volume.
+    volume: [usize; 3],
+}
+
+impl Windowed {
+    /// Windows over `x`.
+    fn over(context: &RankContext, x: &Layout, windows: [AxisWindow; 3]) -> Windowed {
+        let (input, output) = placed(x, std::array::from_fn(|i| windows[i].output(x.extent(2 + i))));
+        Windowed::new(context, input, output, windows)
+    }
+
+    /// Windows over a volume of `channels` and `extents` that have an output for each voxel of `x`.
+    fn onto(context: &RankContext, x: &Layout, channels: usize, extents: [usize; 3], windows: [AxisWindow; 3]) -> Windowed {
+        let (output, input) = placed(x, extents);
+        Windowed::new(context, input.with_dim(1, vec![Axis::full(channels)]), output, windows)
+    }
+
+    fn new(context: &RankContext, input: Layout, output: Layout, windows: [AxisWindow; 3]) -> Windowed {
+        let coords = context.mesh.coords();
+        let spatial: [WindowPlan; 3] =
+            std::array::from_fn(|i| WindowPlan::new(&windows[i], &axis_of(&input, 2 + i), &axis_of(&output, 2 + i), coords));
+        Windowed {
+            local: std::array::from_fn(|i| spatial[i].local),
+            origin: std::array::from_fn(|i| spatial[i].origin),
+            volume: std::array::from_fn(|i| input.extent(2 + i)),
+            halo: Halo::new(context, input, output, spatial.map(|plan| plan.need)),
+        }
+    }
 
     /// The output's layout with `channels`.
     fn output(&self, channels: usize) -> Layout {
-        self.output.with_dim(1, vec![Axis::full(channels)])
+        self.halo.output.with_dim(1, vec![Axis::full(channels)])
+    }
+}
+
+/// An interpolation or an adaptive mean of one volume.
+struct Resampled {
+    halo: Halo,
+    /// What the outputs read in the assembled block.
+    local: [Taps; 3],
+}
+
+impl Resampled {
+    fn new(context: &RankContext, x: &Layout, taps: &[Taps; 3]) -> Resampled {
+        let (input, output) = placed(x, std::array::from_fn(|i| taps[i].outputs()));
+        let coords = context.mesh.coords();
+        let needs = std::array::from_fn(|i| {
+            let piece = |start, end| {
+                let (start, end) = taps[i].reach(start, end);
+                vec![Piece { start, end, at: 0 }]
+            };
+            match axis_of(&output, 2 + i).as_split() {
+                None => AxisNeed { mesh: None, by_coord: vec![piece(0, taps[i].outputs())] },
+                Some((mesh, offsets)) => AxisNeed { mesh: Some(mesh), by_coord: offsets.windows(2).map(|o| piece(o[0], o[1])).collect() },
+            }
+        });
+        let local = std::array::from_fn(|i| {
+            let (start, end) = axis_of(&output, 2 + i).owned(coords);
+            taps[i].part(start, end)
+        });
+        Resampled { halo: Halo::new(context, input, output, needs), local }
     }
 }
 
@@ -115,31 +169,163 @@ fn dims(shape: &Shape) -> [usize; 5] {
 }
 
 fn conv_windows(spec: &ConvSpec, x: &Shape, weight: [usize; 5]) -> [AxisWindow; 3] {
-    spec.window(dims(x), weight).unwrap_or_else(|error| panic!("{error}"));
-    std::array::from_fn(|i| AxisWindow {
-        kernel: weight[2 + i],
-        stride: spec.stride[i],
-        dilation: spec.dilation[i],
-        low: spec.padding[i].0,
-        high: spec.padding[i].1,
-        periodic: spec.mode == PaddingMode::Periodic && spec.padding[i] != (0, 0),
-    })
+    spec.window(dims(x), weight).unwrap_or_else(|error| panic!("{error}")).map(|axis| AxisWindow::of(&axis, spec.mode))
 }
 
-fn pool_windows(spec: &PoolSpec, x: &Shape) -> [AxisWindow; 3] {
-    spec.window(dims(x)).unwrap_or_else(|error| panic!("{error}"));
-    std::array::from_fn(|i| AxisWindow {
-        kernel: spec.kernel[i],
-        stride: spec.stride[i],
-        dilation: 1,
-        low: spec.padding[i],
-        high: spec.padding[i],
-        periodic: false,
-    })
+/// A pool of split volumes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pool {
+    /// The windows over the whole volume.
+    pub windows: Window,
+    /// The padding that an average counts, if it does.
+    pub counted: Option<[usize; 3]>,
+}
+
+impl Pool {
+    fn of(spec: &PoolSpec, x: &Shape) -> Pool {
+        let windows = spec.window(dims(x)).unwrap_or_else(|error| panic!("{error}"));
+        Pool { windows, counted: spec.count_include_pad.then_some(spec.padding) }
+    }
+
+    fn on(&self, context: &RankContext, x: &Layout) -> (Windowed, Count) {
+        let windowed = Windowed::over(context, x, self.windows.map(|axis| AxisWindow::of(&axis, PaddingMode::Zeros)));
+        let count = self.counted.map_or(Count::Inside, |padding| Count::padded(padding, windowed.origin, windowed.volume));
+        (windowed, count)
+    }
+
+    /// The maxima and their flat positions in the volume. Collective.
+    pub fn max<B: Backend>(&self, x: Tensor<B>) -> (Tensor<B>, SpatialTensor<B, Int>) {
+        let device = x.device().clone();
+        let context = device.context();
+        let (windowed, _) = self.on(&context, x.layout());
+        let block = windowed.halo.gather(&context, x);
+        let (y, indices) = kernels::max_pool3d::<B>(block, &windowed.local, windowed.origin, windowed.volume);
+        let output = windowed.halo.output;
+        (SpatialTensor::new(y, output.clone(), device.clone()), SpatialTensor::new(indices, output, device))
+    }
+
+    /// The gradient of the maximum's x, which lay at `x`. Collective.
+    pub fn max_grad<B: Backend>(&self, x: &Placement<B::Device>, grad: Tensor<B>, indices: SpatialTensor<B, Int>) -> Tensor<B> {
+        let context = x.device.context();
+        let (windowed, _) = self.on(&context, &x.layout);
+        let grad = grad.into_layout(&windowed.halo.output).settle().0;
+        let indices = indices.into_layout(&windowed.halo.output).settle().0;
+        let block = kernels::max_pool3d_grad::<B>(grad, indices, &windowed.local, windowed.origin, windowed.volume);
+        windowed.halo.scatter(&context, block, x.device.clone())
+    }
+
+    /// The means. Collective.
+    pub fn mean<B: Backend>(&self, x: Tensor<B>) -> Tensor<B> {
+        let device = x.device().clone();
+        let context = device.context();
+        let (windowed, count) = self.on(&context, x.layout());
+        let block = windowed.halo.gather(&context, x);
+        SpatialTensor::new(kernels::avg_pool3d::<B>(block, &windowed.local, count), windowed.halo.output, device)
+    }
+
+    /// The gradient of the mean's x, which lay at `x`. Collective.
+    pub fn mean_grad<B: Backend>(&self, x: &Placement<B::Device>, grad: Tensor<B>) -> Tensor<B> {
+        let context = x.device.context();
+        let (windowed, count) = self.on(&context, &x.layout);
+        let grad = grad.into_layout(&windowed.halo.output).settle().0;
+        let block = kernels::avg_pool3d_grad::<B>(grad, &windowed.local, count);
+        windowed.halo.scatter(&context, block, x.device.clone())
+    }
+}
+
+/// x `[N, C, ...]` with each axis resampled. Collective.
+pub(super) fn resample<B: Backend>(x: Tensor<B>, taps: &[Taps; 3]) -> Tensor<B> {
+    let device = x.device().clone();
+    let context = device.context();
+    let resampled = Resampled::new(&context, x.layout(), taps);
+    let block = resampled.halo.gather(&context, x);
+    SpatialTensor::new(kernels::resample::<B>(block, &resampled.local), resampled.halo.output, device)
+}
+
+/// The gradient of [`resample`]'s x, which lay at `x`. Collective.
+pub(super) fn resample_grad<B: Backend>(x: &Placement<B::Device>, grad: Tensor<B>, taps: &[Taps; 3]) -> Tensor<B> {
+    let context = x.device.context();
+    let resampled = Resampled::new(&context, &x.layout, taps);
+    let grad = grad.into_layout(&resampled.halo.output).settle().0;
+    let block = kernels::resample_grad::<B>(grad, &resampled.local);
+    resampled.halo.scatter(&context, block, x.device.clone())
+}
+
+/// This rank's share of the gradient of a convolution's weight, and the mesh axes over which shares are summed.
+/// Collective.
+pub(super) fn conv_weight_share<B: Backend>(
+    x: Tensor<B>,
+    grad: Tensor<B>,
+    weight: [usize; 5],
+    spec: &ConvSpec,
+) -> (FloatTensor<B>, AxisSet) {
+    let device = x.device().clone();
+    let context = device.context();
+    let windowed = Windowed::over(&context, x.layout(), conv_windows(spec, &x.shape(), weight));
+    let output = windowed.output(weight[0]);
+    let block = windowed.halo.gather(&context, x);
+    let grad = grad.into_layout(&output).settle().0;
+    (kernels::conv3d_weight_grad::<B>(block, grad, weight, &windowed.local, spec.groups), output.split_over())
+}
+
+/// A gradient of a parameter of `shape`, on its way to the gradient engine, from this rank's share.
+pub(super) fn of_share<B: Backend>(share: FloatTensor<B>, shape: Shape, over: AxisSet, device: SpatialDevice<B::Device>) -> Tensor<B> {
+    let layout = Layout::full(&shape).with_pending(over);
+    SpatialTensor::new(B::float_reshape(share, shape), layout, device).gradient()
+}
+
+/// A transposed convolution: the gradient of a convolution from y to x, as a function of x.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Transposed {
+    /// Channels of y.
+    pub channels: usize,
+    /// Extents of y.
+    pub extents: [usize; 3],
+    /// The convolution's windows over y.
+    pub windows: [AxisWindow; 3],
+    /// Independent groups of channels.
+    pub groups: usize,
+}
+
+impl Transposed {
+    fn on(&self, context: &RankContext, x: &Layout) -> Windowed {
+        Windowed::onto(context, x, self.channels, self.extents, self.windows)
+    }
+
+    /// y, without bias. Collective.
+    pub fn forward<B: Backend>(&self, x: Tensor<B>, weight: Tensor<B>) -> Tensor<B> {
+        let device = x.device().clone();
+        let context = device.context();
+        let windowed = self.on(&context, x.layout());
+        let x = x.into_layout(&windowed.halo.output).settle().0;
+        let block = kernels::conv3d_data_grad::<B>(x, parameter(weight), &windowed.local, self.groups);
+        windowed.halo.scatter(&context, block, device)
+    }
+
+    /// The gradient of x, which lay at `x`. Collective.
+    pub fn x_grad<B: Backend>(&self, x: &Layout, weight: Tensor<B>, grad: Tensor<B>) -> Tensor<B> {
+        let device = grad.device().clone();
+        let context = device.context();
+        let windowed = self.on(&context, x);
+        let block = windowed.halo.gather(&context, grad);
+        let out = kernels::conv3d::<B>(block, parameter(weight), None, &windowed.local, self.groups);
+        SpatialTensor::new(out, windowed.halo.output, device)
+    }
+
+    /// This rank's share of the gradient of the weight, and the mesh axes over which shares are summed. Collective.
+    pub fn weight_share<B: Backend>(&self, x: Tensor<B>, grad: Tensor<B>, weight: [usize; 5]) -> (FloatTensor<B>, AxisSet) {
+        let device = x.device().clone();
+        let context = device.context();
+        let windowed = self.on(&context, x.layout());
+        let x = x.into_layout(&windowed.halo.output).settle().0;
+        let block = windowed.halo.gather(&context, grad);
+        let share = kernels::conv3d_weight_grad::<B>(block, x, weight, &windowed.local, self.groups);
+        (share, windowed.halo.output.split_over())
+    }
 }
 
 /// A parameter: whole on every rank.
-fn parameter<B: Backend>(tensor: Tensor<B>) -> FloatTensor<B> {
+pub(super) fn parameter<B: Backend>(tensor: Tensor<B>) -> FloatTensor<B> {
     tensor.into_full().settle().0
 }
 
@@ -166,8 +352,8 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         let device = x.device().clone();
         let context = device.context();
         let weight_dims = dims(&weight.shape());
-        let windowed = Windowed::new(&context, x.layout(), conv_windows(spec, &x.shape(), weight_dims));
-        let block = windowed.gather(&context, x);
+        let windowed = Windowed::over(&context, x.layout(), conv_windows(spec, &x.shape(), weight_dims));
+        let block = windowed.halo.gather(&context, x);
         let y = kernels::conv3d::<B>(block, parameter(weight), bias.map(parameter), &windowed.local, spec.groups);
         SpatialTensor::new(y, windowed.output(weight_dims[0]), device)
     }
@@ -176,10 +362,10 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         let device = x.device.clone();
         let context = device.context();
         let weight_dims = dims(&weight.shape());
-        let windowed = Windowed::new(&context, &x.layout, conv_windows(spec, &x.layout.shape(), weight_dims));
+        let windowed = Windowed::over(&context, &x.layout, conv_windows(spec, &x.layout.shape(), weight_dims));
         let grad = grad.into_layout(&windowed.output(weight_dims[0])).settle().0;
         let block = kernels::conv3d_data_grad::<B>(grad, parameter(weight), &windowed.local, spec.groups);
-        windowed.scatter(&context, block, device)
+        windowed.halo.scatter(&context, block, device)
     }
 
     fn conv3d_padded_weight_grad(
@@ -189,14 +375,8 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         spec: &ConvSpec,
     ) -> FloatTensor<Self> {
         let device = x.device().clone();
-        let context = device.context();
-        let windowed = Windowed::new(&context, x.layout(), conv_windows(spec, &x.shape(), weight_shape));
-        let output = windowed.output(weight_shape[0]);
-        let block = windowed.gather(&context, x);
-        let grad = grad.into_layout(&output).settle().0;
-        let share = kernels::conv3d_weight_grad::<B>(block, grad, weight_shape, &windowed.local, spec.groups);
-        let layout = Layout::full(&weight_shape).with_pending(output.split_over());
-        SpatialTensor::new(share, layout, device).gradient()
+        let (share, over) = conv_weight_share(x, grad, weight_shape, spec);
+        of_share(share, Shape::from(weight_shape), over, device)
     }
 
     fn conv3d_padded_bias_grad(grad: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -204,41 +384,28 @@ impl<B: Backend> WindowBackend for Spatial<B> {
     }
 
     fn max_pool3d(x: FloatTensor<Self>, spec: &PoolSpec) -> (FloatTensor<Self>, IntTensor<Self>) {
-        let device = x.device().clone();
-        let context = device.context();
-        let windowed = Windowed::new(&context, x.layout(), pool_windows(spec, &x.shape()));
-        let output = windowed.output.clone();
-        let block = windowed.gather(&context, x);
-        let (y, indices) = kernels::max_pool3d::<B>(block, &windowed.local, windowed.origin, windowed.volume);
-        let indices: SpatialTensor<B, Int> = SpatialTensor::new(indices, output.clone(), device.clone());
-        (SpatialTensor::new(y, output, device), indices)
+        Pool::of(spec, &x.shape()).max(x)
     }
 
     fn max_pool3d_grad(x: &Self::Placement, grad: FloatTensor<Self>, indices: IntTensor<Self>, spec: &PoolSpec) -> FloatTensor<Self> {
-        let device = x.device.clone();
-        let context = device.context();
-        let windowed = Windowed::new(&context, &x.layout, pool_windows(spec, &x.layout.shape()));
-        let grad = grad.into_layout(&windowed.output).settle().0;
-        let indices = indices.into_layout(&windowed.output).settle().0;
-        let block = kernels::max_pool3d_grad::<B>(grad, indices, &windowed.local, windowed.origin, windowed.volume);
-        windowed.scatter(&context, block, device)
+        Pool::of(spec, &x.layout.shape()).max_grad(x, grad, indices)
     }
 
     fn avg_pool3d(x: FloatTensor<Self>, spec: &PoolSpec) -> FloatTensor<Self> {
-        let device = x.device().clone();
-        let context = device.context();
-        let windowed = Windowed::new(&context, x.layout(), pool_windows(spec, &x.shape()));
-        let block = windowed.gather(&context, x);
-        SpatialTensor::new(kernels::avg_pool3d::<B>(block, &windowed.local, spec.count()), windowed.output, device)
+        Pool::of(spec, &x.shape()).mean(x)
     }
 
     fn avg_pool3d_grad(x: &Self::Placement, grad: FloatTensor<Self>, spec: &PoolSpec) -> FloatTensor<Self> {
-        let device = x.device.clone();
-        let context = device.context();
-        let windowed = Windowed::new(&context, &x.layout, pool_windows(spec, &x.layout.shape()));
-        let grad = grad.into_layout(&windowed.output).settle().0;
-        let block = kernels::avg_pool3d_grad::<B>(grad, &windowed.local, spec.count());
-        windowed.scatter(&context, block, device)
+        Pool::of(spec, &x.layout.shape()).mean_grad(x, grad)
+    }
+
+    fn upsample3d(x: FloatTensor<Self>, spec: &UpsampleSpec) -> FloatTensor<Self> {
+        let taps = spec.taps(dims(&x.shape()));
+        resample(x, &taps)
+    }
+
+    fn upsample3d_grad(x: &Self::Placement, grad: FloatTensor<Self>, spec: &UpsampleSpec) -> FloatTensor<Self> {
+        resample_grad(x, grad, &spec.taps(dims(&x.layout.shape())))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use burn_spatial::halo::{AxisWindow, WindowPlan};
 use burn_spatial::layout::Axis;
+use burn_spatial::nn::PaddingMode;
 use burn_spatial::{Grid, Layout};
 use burn_spatial_models::CosmoFlowConfig;
 use burn_spatial_models::cosmoflow::{Layer, LayerKind};
@@ -62,7 +63,7 @@ fn follow(layer: &Layer, before: &Layout, grid: Grid) -> (Layout, usize) {
         LayerKind::Pool => 2,
         LayerKind::Conv { stride } => stride,
     };
-    let window = AxisWindow { kernel: 3, stride, dilation: 1, low: 1, high: 1, periodic: false };
+    let window = AxisWindow { kernel: 3, stride, dilation: 1, low: 1, high: 1, mode: PaddingMode::Zeros };
     let mut output = Layout::full(&layer.output).with_dim(0, before.dim(0).to_vec());
     let mut axes = Vec::new();
     for dim in 2..5 {

@@ -7,12 +7,14 @@ use burn_std::Bytes;
 mod broadcast;
 mod conv;
 mod pool;
+mod resample;
 mod simd;
 
 pub use broadcast::Arithmetic;
 pub(crate) use broadcast::{Runs, dense};
 pub(crate) use conv::Conv;
 pub(crate) use pool::{average, average_grad, max, max_grad};
+pub(crate) use resample::{resample, resample_grad};
 pub(crate) use simd::{Isa, Real};
 
 /// The elements of a contiguous tensor.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::super::{Count, Window, WindowAxis, taps_inside};
+use super::super::{Count, Window, WindowAxis};
 use super::simd::Real;
 
 /// For each tap the outputs that read inside the input, and the input of output 0.
@@ -91,12 +91,7 @@ pub(crate) fn max_grad<T: Real>(grad: &[T], at: &[i64], window: &Window, origin:
 fn scales<T: Real>(window: &Window, count: Count) -> [Vec<T>; 3] {
     [0, 1, 2].map(|i| {
         let axis = &window[i];
-        (0..axis.output)
-            .map(|o| match count {
-                Count::Padded => T::reciprocal(axis.kernel),
-                Count::Inside => T::reciprocal(taps_inside(axis, o).max(1)),
-            })
-            .collect()
+        (0..axis.output).map(|o| T::reciprocal(count.of(i, axis, o))).collect()
     })
 }
 

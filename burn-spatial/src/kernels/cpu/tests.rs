@@ -3,7 +3,7 @@
 use burn_backend::{TensorData, TensorMetadata};
 use burn_flex::Flex;
 
-use super::super::{Count, Window, WindowAxis, generic, inputs, outputs};
+use super::super::{Count, Position, Taps, Window, WindowAxis, generic, inputs, outputs};
 use super::*;
 
 /// A small generator: the cases are the same on every run.
@@ -258,15 +258,29 @@ fn pools_equal_plain_loops() {
         let mut from = vec![usize::MAX; planes * outs];
         let (mut sum, mut inside) = (vec![0.0; planes * outs], vec![0usize; outs]);
         reads(&window, |_, _, o| inside[o] += 1);
-        let taps: usize = window.iter().map(|a| a.kernel).product();
-        let divisor = |o: usize, count: Count| if count == Count::Padded { taps } else { inside[o % outs].max(1) } as f64;
+        // The padding ends one voxel behind the block; what is beyond does not count.
+        let padded = Count::Padded(inputs(&window).map(|n| n as isize + 1));
+        let wider = window.map(|a| WindowAxis { input: a.input + 1, ..a });
+        let before = |o: usize| {
+            let [_, h, w] = outputs(&window);
+            [o / (h * w), o / w % h, o % w]
+                .iter()
+                .zip(&wider)
+                .map(|(o, axis)| {
+                    (0..axis.kernel)
+                        .filter(|t| ((o * axis.stride + t * axis.dilation) as isize) < axis.input as isize + axis.offset)
+                        .count()
+                })
+                .product::<usize>()
+        };
+        let divisor = |o: usize, count: Count| if count == Count::Inside { inside[o % outs] } else { before(o % outs) }.max(1) as f64;
         let [_, h, w] = inputs(&window);
         let (mut spread, mut spread_inside) = (vec![0.0; planes * ins], vec![0.0; planes * ins]);
         for p in 0..planes {
             reads(&window, |i, _, o| {
                 let (value, o) = (x[p * ins + i], p * outs + o);
                 sum[o] += value;
-                spread[p * ins + i] += g[o] / divisor(o, Count::Padded);
+                spread[p * ins + i] += g[o] / divisor(o, padded);
                 spread_inside[p * ins + i] += g[o] / divisor(o, Count::Inside);
                 if from[o] == usize::MAX || value > best[o] || (value.is_nan() && !best[o].is_nan()) {
                     best[o] = value;
@@ -303,7 +317,7 @@ fn pools_equal_plain_loops() {
         assert_eq!(bits(single.iter().map(|v| f64::from(*v)).collect()), bits(best.clone()), "{case:?}");
 
         if round % 2 == 1 {
-            for (count, spread) in [(Count::Padded, &spread), (Count::Inside, &spread_inside)] {
+            for (count, spread) in [(padded, &spread), (Count::Inside, &spread_inside)] {
                 let mean: Vec<f64> = sum.iter().enumerate().map(|(o, s)| s / divisor(o, count)).collect();
                 close(&back(super::super::avg_pool3d::<Flex>(xt.clone(), &window, count)), &mean, 1e-14, "average");
                 close(&back(generic::avg_pool3d::<Flex>(xt.clone(), &window, count)), &mean, 1e-14, "generic average");
@@ -330,4 +344,45 @@ fn views_and_half_precision_are_read_right() {
     let low = super::super::conv3d::<Flex>(half(x.to_contiguous()), half(w), None, &[axis; 3], 1);
     assert_eq!(low.dtype(), burn_backend::DType::BF16);
     close(&back(low), &y, 0.02, "bf16");
+}
+
+#[test]
+fn resampling_equals_plain_loops_and_has_its_adjoint() {
+    let mut rng = Rng(7);
+    for _ in 0..60 {
+        let ins = [0, 1, 2].map(|_| rng.within(1, 6));
+        let outs = [0, 1, 2].map(|_| rng.within(1, 9));
+        let taps: [Taps; 3] = std::array::from_fn(|i| match rng.within(0, 3) {
+            0 => Taps::nearest(ins[i], outs[i], ins[i] as f64 / outs[i] as f64),
+            1 => Taps::linear(ins[i], outs[i], Position::new(ins[i], outs[i], ins[i] as f64 / outs[i] as f64, rng.within(0, 1) == 1)),
+            2 => Taps::mean(ins[i], outs[i]),
+            _ => Taps::cubic(ins[i], outs[i], Position::new(ins[i], outs[i], ins[i] as f64 / outs[i] as f64, false)),
+        });
+        let planes = 4;
+        let (x, g) = (rng.values(planes * ins.iter().product::<usize>()), rng.values(planes * outs.iter().product::<usize>()));
+        let (mut y, mut gx) = (vec![0.0; g.len()], vec![0.0; x.len()]);
+        for p in 0..planes {
+            for (zi, zw) in taps[0].rows() {
+                for (yi, yw) in taps[1].rows() {
+                    for (xi, xw) in taps[2].rows() {
+                        for o in 0..outs.iter().product() {
+                            let [a, b, c] = [o / (outs[1] * outs[2]), o / outs[2] % outs[1], o % outs[2]];
+                            let at = ((p * ins[0] + zi[a]) * ins[1] + yi[b]) * ins[2] + xi[c];
+                            let (o, w) = (p * outs.iter().product::<usize>() + o, zw[a] * yw[b] * xw[c]);
+                            y[o] += w * x[at];
+                            gx[at] += w * g[o];
+                        }
+                    }
+                }
+            }
+        }
+        let xt = flex::<f64>(&x, [2, 2, ins[0], ins[1], ins[2]]);
+        let gt = flex::<f64>(&g, [2, 2, outs[0], outs[1], outs[2]]);
+        close(&back(super::super::resample::<Flex>(xt.clone(), &taps)), &y, 1e-13, "resample");
+        close(&back(super::super::resample_grad::<Flex>(gt.clone(), &taps)), &gx, 1e-13, "resample grad");
+        let forward = (0..3).fold(xt, |t, i| generic::resample::<Flex>(t, i, &taps[i]));
+        close(&back(forward), &y, 1e-13, "generic resample");
+        let backward = (0..3).fold(gt, |t, i| generic::resample_grad::<Flex>(t, i, &taps[i]));
+        close(&back(backward), &gx, 1e-13, "generic resample grad");
+    }
 }
