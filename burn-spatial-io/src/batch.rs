@@ -2,7 +2,7 @@
 
 use burn::data::dataloader::batcher::Batcher;
 use burn::tensor::backend::Backend;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Int, Tensor, TensorData};
 use burn_spatial::mesh::{Mesh, MeshAxis};
 
 use crate::block::BlockSpec;
@@ -20,6 +20,15 @@ pub trait Place<B: Backend>: Send + Sync {
         split: [Option<MeshAxis>; D],
         device: &B::Device,
     ) -> Tensor<B, D>;
+
+    /// [`Place::place`] for integers.
+    fn place_int<const D: usize>(
+        &self,
+        local: TensorData,
+        global: [usize; D],
+        split: [Option<MeshAxis>; D],
+        device: &B::Device,
+    ) -> Tensor<B, D, Int>;
 }
 
 /// [`Place`] for one rank: the part is the whole.
@@ -39,6 +48,19 @@ impl<B: Backend> Place<B> for PlaceWhole {
         assert_eq!(local.shape.as_slice(), global, "PlaceWhole cannot place a part split over {split:?}");
         Tensor::from_data(local, device)
     }
+
+    /// # Panics
+    /// When something is split: this rank's part is not a tensor of the global shape.
+    fn place_int<const D: usize>(
+        &self,
+        local: TensorData,
+        global: [usize; D],
+        split: [Option<MeshAxis>; D],
+        device: &B::Device,
+    ) -> Tensor<B, D, Int> {
+        assert_eq!(local.shape.as_slice(), global, "PlaceWhole cannot place a part split over {split:?}");
+        Tensor::from_data(local, device)
+    }
 }
 
 /// A global batch.
@@ -52,67 +74,117 @@ pub struct CosmoFlowBatch<B: Backend> {
     pub ids: Vec<usize>,
 }
 
-/// Makes [`CosmoFlowBatch`]es of this rank's samples, without communication.
+/// A global batch of volumes with the class of each voxel.
+#[derive(Clone, Debug)]
+pub struct SegmentationBatch<B: Backend> {
+    /// `[batch, channels, depth, height, width]` of the whole volumes.
+    pub images: Tensor<B, 5>,
+    /// `[batch, depth, height, width]`.
+    pub targets: Tensor<B, 4, Int>,
+    /// The samples this rank holds blocks of: its data group's part of the batch.
+    pub ids: Vec<usize>,
+}
+
+/// Makes [`CosmoFlowBatch`]es and [`SegmentationBatch`]es of this rank's samples, without communication.
 ///
 /// Samples from [`crate::Loader`] are this data group's part of the batch. Samples from Burn's own loaders are the
 /// whole batch on every rank, and the part of this group is taken here; that reads more than is needed. Use Burn's
 /// with 0 or 1 worker only: with more, it yields batches in the order they arrive, another one on every rank.
 #[derive(Clone, Debug)]
-pub struct CosmoFlowBatcher<P> {
+pub struct VolumeBatcher<P> {
     block: BlockSpec,
     group: DataGroup,
     place: P,
 }
 
-impl CosmoFlowBatcher<PlaceWhole> {
+impl VolumeBatcher<PlaceWhole> {
     /// For one rank.
     pub fn whole() -> Self {
-        CosmoFlowBatcher { block: BlockSpec::WHOLE, group: DataGroup::ONE, place: PlaceWhole }
+        VolumeBatcher { block: BlockSpec::WHOLE, group: DataGroup::ONE, place: PlaceWhole }
     }
 }
 
-impl<P> CosmoFlowBatcher<P> {
+impl<P> VolumeBatcher<P> {
     /// For this rank of `mesh`.
     pub fn new(mesh: &Mesh, place: P) -> Self {
-        CosmoFlowBatcher { block: BlockSpec::of(mesh), group: DataGroup::of(mesh), place }
+        VolumeBatcher { block: BlockSpec::of(mesh), group: DataGroup::of(mesh), place }
     }
-}
 
-impl<B: Backend, P: Place<B>> Batcher<B, Sample, CosmoFlowBatch<B>> for CosmoFlowBatcher<P> {
+    /// This group's part of the batch, and the size of the global one.
+    ///
     /// # Panics
     /// When `items` is empty or mixes shapes; no loader over one dataset does either.
-    fn batch(&self, mut items: Vec<Sample>, device: &B::Device) -> CosmoFlowBatch<B> {
+    fn part(&self, mut items: Vec<Sample>) -> (Vec<Sample>, usize) {
         let global = items.first().and_then(|sample| sample.global_batch).unwrap_or_else(|| {
             let all = items.len();
             items = items.drain(self.group.part(all)).collect();
             all
         });
         let first = items.first().expect("a batch has at least one sample");
-        let (shape, volume, labels) = (first.shape, first.volume, first.labels.len());
-        assert!(items.iter().all(|s| s.shape == shape && s.labels.len() == labels), "samples of one batch differ in shape");
+        let same = |s: &Sample| s.shape == first.shape && s.labels.len() == first.labels.len() && s.classes.len() == first.classes.len();
+        assert!(items.iter().all(same), "samples of one batch differ in shape");
+        (items, global)
+    }
 
-        let ids: Vec<usize> = items.iter().map(|sample| sample.id).collect();
-        let targets: Vec<f32> = items.iter().flat_map(|sample| sample.labels.iter().copied()).collect();
-        // A batch of one sample keeps its buffer.
-        let mut blocks = items.into_iter().map(|sample| sample.block);
-        let mut voxels = blocks.next().unwrap_or_default();
-        voxels.reserve_exact((ids.len() - 1) * voxels.len());
-        blocks.for_each(|block| voxels.extend_from_slice(&block));
-
+    /// How batch, depth, height and width are split.
+    fn splits(&self, global: usize, volume: [usize; 4]) -> [Option<MeshAxis>; 4] {
         let data = self.group.splits(global).then_some(MeshAxis::Data);
-        let [c, d, h, w] = shape;
         let [_, depth, height, width] = volume;
         let splits = self.block.splits([depth, height, width]);
         let axis = |i: usize| splits[i].then_some(MeshAxis::SPATIAL[i]);
+        [data, axis(0), axis(1), axis(2)]
+    }
+
+    /// The blocks of `items` as a tensor; a batch of one sample keeps its buffer.
+    fn volumes<B: Backend>(&self, items: &mut [Sample], global: usize, device: &B::Device) -> Tensor<B, 5>
+    where
+        P: Place<B>,
+    {
+        let ([c, d, h, w], volume, count) = (items[0].shape, items[0].volume, items.len());
+        let mut blocks = items.iter_mut().map(|sample| std::mem::take(&mut sample.block));
+        let mut voxels = blocks.next().unwrap_or_default();
+        voxels.reserve_exact((count - 1) * voxels.len());
+        blocks.for_each(|block| voxels.extend_from_slice(&block));
+        let [data, depth, height, width] = self.splits(global, volume);
+        let shape = [global, volume[0], volume[1], volume[2], volume[3]];
+        self.place.place(TensorData::new(voxels, [count, c, d, h, w]), shape, [data, None, depth, height, width], device)
+    }
+}
+
+fn ids(items: &[Sample]) -> Vec<usize> {
+    items.iter().map(|sample| sample.id).collect()
+}
+
+impl<B: Backend, P: Place<B>> Batcher<B, Sample, CosmoFlowBatch<B>> for VolumeBatcher<P> {
+    /// # Panics
+    /// When `items` is empty or mixes shapes; no loader over one dataset does either.
+    fn batch(&self, items: Vec<Sample>, device: &B::Device) -> CosmoFlowBatch<B> {
+        let (mut items, global) = self.part(items);
+        let labels = items[0].labels.len();
+        let targets: Vec<f32> = items.iter().flat_map(|sample| sample.labels.iter().copied()).collect();
+        let [data, ..] = self.splits(global, items[0].volume);
+        let targets = TensorData::new(targets, [items.len(), labels]);
         CosmoFlowBatch {
-            volumes: self.place.place(
-                TensorData::new(voxels, [ids.len(), c, d, h, w]),
-                [global, c, depth, height, width],
-                [data, None, axis(0), axis(1), axis(2)],
-                device,
-            ),
-            targets: self.place.place(TensorData::new(targets, [ids.len(), labels]), [global, labels], [data, None], device),
-            ids,
+            ids: ids(&items),
+            volumes: self.volumes(&mut items, global, device),
+            targets: self.place.place(targets, [global, labels], [data, None], device),
+        }
+    }
+}
+
+impl<B: Backend, P: Place<B>> Batcher<B, Sample, SegmentationBatch<B>> for VolumeBatcher<P> {
+    /// # Panics
+    /// When `items` is empty, mixes shapes or has no classes; no loader over one dataset does either.
+    fn batch(&self, items: Vec<Sample>, device: &B::Device) -> SegmentationBatch<B> {
+        let (mut items, global) = self.part(items);
+        let ([_, d, h, w], volume) = (items[0].shape, items[0].volume);
+        let classes: Vec<i32> = items.iter().flat_map(|sample| sample.classes.iter().copied()).collect();
+        let classes = TensorData::new(classes, [items.len(), d, h, w]);
+        let [_, depth, height, width] = volume;
+        SegmentationBatch {
+            ids: ids(&items),
+            images: self.volumes(&mut items, global, device),
+            targets: self.place.place_int(classes, [global, depth, height, width], self.splits(global, volume), device),
         }
     }
 }

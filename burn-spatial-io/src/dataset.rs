@@ -26,6 +26,8 @@ pub struct Sample {
     pub volume: [usize; 4],
     /// The labels, the same on all ranks.
     pub labels: Vec<f32>,
+    /// The class of each voxel of the block, row-major; empty where the set has none.
+    pub classes: Vec<i32>,
     /// Size of the global batch this sample was dealt out of. `None` (all of the batch is on this rank) until
     /// [`crate::Loader`] sets it.
     pub global_batch: Option<usize>,
@@ -83,7 +85,7 @@ pub struct CosmoFlowDataset {
     options: DatasetOptions,
     shape: VolumeShape,
     labels: usize,
-    scratch: Mutex<Vec<Scratch>>,
+    scratch: ScratchPool,
 }
 
 impl CosmoFlowDataset {
@@ -103,7 +105,7 @@ impl CosmoFlowDataset {
             return Err(DataError::Shape { at: file.at(), expected, shape: vec![shape.channels, d, h, w] });
         }
         let labels = file.labels(&options.labels)?.len();
-        Ok(CosmoFlowDataset { files, block, rank, options, shape, labels, scratch: Mutex::default() })
+        Ok(CosmoFlowDataset { files, block, rank, options, shape, labels, scratch: ScratchPool::default() })
     }
 
     /// Channels and extent of every whole volume.
@@ -141,17 +143,28 @@ impl CosmoFlowDataset {
         file.read(slab, self.options.transform, scratch, &mut block)?;
         let [d, h, w] = slab.extent;
         let shape = [self.shape.channels, d, h, w];
-        Ok(Sample { id: index, block, shape, volume: whole(self.shape), labels, global_batch: None })
+        Ok(Sample { id: index, block, shape, volume: whole(self.shape), labels, classes: Vec::new(), global_batch: None })
+    }
+}
+
+/// Buffers that threads take and give back.
+#[derive(Debug, Default)]
+pub(crate) struct ScratchPool(Mutex<Vec<Scratch>>);
+
+impl ScratchPool {
+    /// Lends one to `work`.
+    pub(crate) fn lend<T>(&self, work: impl FnOnce(&mut Scratch) -> T) -> T {
+        let pool = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scratch = pool().pop().unwrap_or_default();
+        let result = work(&mut scratch);
+        pool().push(scratch);
+        result
     }
 }
 
 impl SampleSource for CosmoFlowDataset {
     fn try_get(&self, index: usize) -> Result<Sample, DataError> {
-        let pool = || self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut scratch = pool().pop().unwrap_or_default();
-        let sample = self.read(index, &mut scratch);
-        pool().push(scratch);
-        sample
+        self.scratch.lend(|scratch| self.read(index, scratch))
     }
 
     fn len(&self) -> usize {

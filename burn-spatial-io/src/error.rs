@@ -36,6 +36,10 @@ impl fmt::Display for At {
     }
 }
 
+fn or_ignored(ignored: Option<i64>) -> String {
+    ignored.map_or_else(String::new, |value| format!(" or {value}, which is ignored"))
+}
+
 /// Why a sample cannot be read. Every message names the rank, the file and, where there is one, the dataset.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum DataError {
@@ -151,6 +155,20 @@ pub enum DataError {
         /// Channel, depth, height and width in the whole volume.
         position: [usize; 4],
         /// The value, as text: NaN equals nothing.
+        value: String,
+    },
+    /// A voxel of no class.
+    #[error("{at}: expected classes from 0 to {}{}, found {value} at depth {}, height {}, width {}", .classes.saturating_sub(1), or_ignored(*.ignored), .position[0], .position[1], .position[2])]
+    Class {
+        /// Where.
+        at: Box<At>,
+        /// How many classes there are.
+        classes: usize,
+        /// What voxels that do not count hold.
+        ignored: Option<i64>,
+        /// Depth, height and width in the whole volume.
+        position: [usize; 3],
+        /// The value, as text.
         value: String,
     },
     /// NaN or infinite label.

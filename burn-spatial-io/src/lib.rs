@@ -1,9 +1,11 @@
-//! Input for [`burn_spatial`]: every rank reads its own block of every sample.
+//! Input and output for [`burn_spatial`]: every rank reads and writes its own block of every sample.
 //!
 //! - [`VolumeFile`] reads blocks out of HDF5 volumes (serial HDF5: each rank opens the file by itself);
-//! - [`CosmoFlowDataset`] makes a set of such files a Burn dataset, [`CosmoFlowBatcher`] makes tensors of the samples;
+//! - [`CosmoFlowDataset`] and [`SegmentationDataset`] make a set of such files a Burn dataset, [`VolumeBatcher`] makes
+//!   tensors of the samples;
 //! - [`EpochPlan`] says which samples a rank reads at which step, [`Loader`] reads them ahead of need, in order;
-//! - [`synth`] makes small universes to train on.
+//! - [`write_volume`] writes a volume out of the blocks of all ranks;
+//! - [`synth`] makes small volumes to train on.
 #![warn(missing_docs)]
 
 mod batch;
@@ -13,13 +15,19 @@ mod error;
 mod loader;
 mod plan;
 mod random;
+mod segmentation;
+mod slab;
 pub mod synth;
 mod volume;
+mod write;
 
-pub use batch::{CosmoFlowBatch, CosmoFlowBatcher, Place, PlaceWhole};
+pub use batch::{CosmoFlowBatch, Place, PlaceWhole, SegmentationBatch, VolumeBatcher};
 pub use block::BlockSpec;
 pub use dataset::{CosmoFlowDataset, DatasetOptions, Sample, SampleSource, list_files, pick_files, split_files};
 pub use error::{At, DataError};
 pub use loader::{Epoch, Loader, LoaderOptions};
 pub use plan::{BatchPart, DataGroup, EpochPlan, IdsError, check_ids};
+pub use segmentation::{SegmentationDataset, SegmentationOptions};
+pub use slab::Number;
 pub use volume::{ChannelAxis, Element, Hyperslab, Scratch, Transform, VolumeFile, VolumeShape};
+pub use write::{WriteError, write_volume};

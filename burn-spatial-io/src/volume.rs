@@ -1,7 +1,7 @@
 //! Blocks out of HDF5 volumes.
 //!
 //! # Layouts
-//! A volume is one four-dimensional dataset of `int16` or `float32`:
+//! A volume is one dataset of `int16` or `float32`, of four dimensions or, with [`ChannelAxis::Optional`], of three:
 //! - channels last, `(depth, height, width, channels)`: the public CosmoFlow files, where the axes are X, Y, Z;
 //! - channels first, `(channels, depth, height, width)`: files made for LBANN.
 //!
@@ -14,6 +14,7 @@
 //! reused buffer. Transposition and conversion are one pass over that block: HDF5's own conversion is several times
 //! slower, and saturates silently where types narrow.
 
+use std::fmt::Display;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -21,10 +22,9 @@ use std::sync::LazyLock;
 
 use hdf5_metno as hdf5;
 use hdf5_metno::types::{FixedAscii, FloatSize, IntSize, TypeDescriptor};
-use hdf5_metno_sys::h5d::H5Dread;
-use hdf5_metno_sys::h5p::H5P_DEFAULT;
 
 use crate::error::{At, DataError};
+use crate::slab::{self, Number};
 
 /// Bytes that one HDF5 call may read; MPI-IO and some file systems fail from 2 GiB.
 const MAX_CALL_BYTES: usize = (1 << 31) - 1;
@@ -69,6 +69,8 @@ pub enum ChannelAxis {
     First,
     /// `(depth, height, width, channels)`.
     Last,
+    /// `(channels, depth, height, width)`, or `(depth, height, width)` for one channel: volumes with segmentations.
+    Optional,
 }
 
 /// What is done to every voxel.
@@ -82,16 +84,9 @@ pub enum Transform {
 }
 
 /// An element type that volumes are stored in.
-pub trait Element: hdf5::H5Type + Copy + Default + sealed::Sealed {
+pub trait Element: Number {
     /// The type's name in messages.
     const NAME: &'static str;
-}
-
-mod sealed {
-    /// Keeps [`super::Element`] to the types the reader knows.
-    pub trait Sealed {}
-    impl Sealed for i16 {}
-    impl Sealed for f32 {}
 }
 
 impl Element for i16 {
@@ -134,8 +129,8 @@ impl VolumeFile {
     /// is for messages.
     ///
     /// # Errors
-    /// [`DataError`] when the file is missing, unreadable or not HDF5, or when the dataset is missing, not
-    /// four-dimensional, empty, or neither int16 nor float32.
+    /// [`DataError`] when the file is missing, unreadable or not HDF5, or when the dataset is missing, of another
+    /// number of dimensions, empty, or neither int16 nor float32.
     pub fn open(path: &Path, dataset: &str, channels: ChannelAxis, rank: usize) -> Result<VolumeFile, DataError> {
         let file = open_file(path, rank)?;
         let at = || At::dataset(path, dataset, rank);
@@ -143,7 +138,11 @@ impl VolumeFile {
             .map_err(|cause| DataError::Read { at: at(), cause })?
             .ok_or_else(|| DataError::NoDataset { at: at(), found: member_names(&file) })?;
         let shape = data.shape();
-        let extents: [usize; 4] = shape.clone().try_into().map_err(|shape| DataError::Dimensions { at: at(), expected: 4, shape })?;
+        let mut all = shape.clone();
+        if channels == ChannelAxis::Optional && shape.len() == 3 {
+            all.insert(0, 1);
+        }
+        let extents: [usize; 4] = all.try_into().map_err(|shape| DataError::Dimensions { at: at(), expected: 4, shape })?;
         if extents.contains(&0) {
             return Err(DataError::Shape { at: at(), expected: "a volume that is not empty".into(), shape });
         }
@@ -257,6 +256,47 @@ impl VolumeFile {
         }
     }
 
+    /// The class of each voxel of the block `slab`, out of the dataset `name` of the volume's depth, height and width.
+    /// It may hold integers or floats of any size; stored integers stay integers.
+    ///
+    /// # Errors
+    /// [`DataError`] when there is no such dataset, when it has another extent, when the block is not inside it, or
+    /// when a voxel is neither of a class from 0 to `classes` - 1 nor `ignored`.
+    pub fn classes(&self, name: &str, slab: Hyperslab, classes: usize, ignored: Option<i64>) -> Result<Vec<i32>, DataError> {
+        let at = || At::dataset(&self.path, name, self.rank);
+        let read = |cause: String| DataError::Read { at: at(), cause };
+        let data = open_dataset(&self.file, name)
+            .map_err(read)?
+            .ok_or_else(|| DataError::NoLabels { at: at(), found: member_names(&self.file) })?;
+        let volume = self.shape().extent;
+        let shape = data.shape();
+        if shape.len() != 3 {
+            return Err(DataError::Dimensions { at: at(), expected: 3, shape });
+        }
+        if shape != volume {
+            let expected = format!("the extent {volume:?} of the dataset '{}'", self.name);
+            return Err(DataError::Shape { at: at(), expected, shape });
+        }
+        self.inside(slab)?;
+        let reader = Classes { data: &data, slab, call_bytes: self.call_bytes, classes, ignored };
+        let outcome = match stored_type(&data) {
+            Ok(TypeDescriptor::Unsigned(IntSize::U1)) => reader.read(|v: u8| i64::from(v)),
+            Ok(TypeDescriptor::Unsigned(IntSize::U2)) => reader.read(|v: u16| i64::from(v)),
+            Ok(TypeDescriptor::Unsigned(IntSize::U4)) => reader.read(|v: u32| i64::from(v)),
+            // What does not fit is no class.
+            Ok(TypeDescriptor::Unsigned(IntSize::U8)) => reader.read(|v: u64| i64::try_from(v).unwrap_or(i64::MAX)),
+            Ok(TypeDescriptor::Integer(IntSize::U1)) => reader.read(|v: i8| i64::from(v)),
+            Ok(TypeDescriptor::Integer(IntSize::U2)) => reader.read(|v: i16| i64::from(v)),
+            Ok(TypeDescriptor::Integer(IntSize::U4)) => reader.read(|v: i32| i64::from(v)),
+            Ok(TypeDescriptor::Integer(IntSize::U8)) => reader.read(|v: i64| v),
+            Ok(TypeDescriptor::Float(FloatSize::U4)) => reader.read(|v: f32| whole(f64::from(v))),
+            Ok(TypeDescriptor::Float(FloatSize::U8)) => reader.read(whole),
+            Ok(other) => return Err(wrong_type(at(), "integers, float32 or float64", other.to_string())),
+            Err(found) => return Err(wrong_type(at(), "integers, float32 or float64", found)),
+        };
+        outcome.map_err(read)?.map_err(|(position, value)| DataError::Class { at: at(), classes, ignored, position, value })
+    }
+
     /// The one-dimensional f32 or f64 dataset `name`, such as `physPar` or `redshifts`; `None` if there is none.
     ///
     /// # Errors
@@ -310,42 +350,22 @@ impl VolumeFile {
         [stored(slab.start, 0), stored(slab.extent, channels)]
     }
 
-    /// Reads `slab` in stored order and type, which the caller has checked to be `T`.
-    fn read_stored<T: Element>(&self, slab: Hyperslab, out: &mut Vec<T>) -> Result<(), DataError> {
+    fn inside(&self, slab: Hyperslab) -> Result<(), DataError> {
         let volume = self.shape().extent;
         let inside = |axis: usize| slab.start[axis].checked_add(slab.extent[axis]).is_some_and(|end| end <= volume[axis]);
-        if !(0..3).all(inside) || slab.extent.contains(&0) {
-            return Err(DataError::Block { at: self.at(), start: slab.start, extent: slab.extent, volume });
+        if (0..3).all(inside) && !slab.extent.contains(&0) {
+            return Ok(());
         }
+        Err(DataError::Block { at: self.at(), start: slab.start, extent: slab.extent, volume })
+    }
+
+    /// Reads `slab` in stored order and type, which the caller has checked to be `T`.
+    fn read_stored<T: Element>(&self, slab: Hyperslab, out: &mut Vec<T>) -> Result<(), DataError> {
+        self.inside(slab)?;
         let [start, count] = self.selection(slab);
         // Growing fills with zeros; a buffer of the right size is left as it is.
         out.resize(count.iter().product(), T::default());
-        let mut rest = out.as_mut_slice();
-        let mut calls = Vec::new();
-        cut(start, count, size_of::<T>(), self.call_bytes, &mut calls);
-        for (start, count) in calls {
-            let (piece, later) = rest.split_at_mut(count.iter().product());
-            self.read_call(start, count, piece).map_err(|e| DataError::Read { at: self.at(), cause: e.to_string() })?;
-            rest = later;
-        }
-        Ok(())
-    }
-
-    /// One H5Dread into a buffer of ours, which the safe interface does not offer.
-    fn read_call<T: Element>(&self, start: [usize; 4], count: [usize; 4], out: &mut [T]) -> hdf5::Result<()> {
-        let range = |axis: usize| start[axis]..start[axis] + count[axis];
-        let file_space = self.dataset.space()?.select((range(0), range(1), range(2), range(3)))?;
-        let memory_space = hdf5::Dataspace::try_new(&count[..])?;
-        let element = hdf5::Datatype::from_type::<T>()?;
-        debug_assert_eq!(out.len(), count.iter().product::<usize>());
-        hdf5::sync::sync(|| {
-            // SAFETY: all handles are open and the library's lock is held. `out` holds exactly the elements that
-            // `memory_space` describes, of the type `element`, for which every bit pattern is a value.
-            let code = unsafe {
-                H5Dread(self.dataset.id(), element.id(), memory_space.id(), file_space.id(), H5P_DEFAULT, out.as_mut_ptr().cast())
-            };
-            hdf5::h5check(code).map(|_| ())
-        })
+        read_box(&self.dataset, start, count, self.call_bytes, out).map_err(|e| DataError::Read { at: self.at(), cause: e.to_string() })
     }
 
     /// Converts a block from stored order to channels first.
@@ -387,8 +407,56 @@ impl VolumeFile {
     }
 }
 
+/// A float that is a whole number; what is none is no class.
+fn whole(value: f64) -> i64 {
+    if value.fract() == 0.0 && value.abs() < 1e15 { value as i64 } else { i64::MAX }
+}
+
+/// Reads the classes of a block.
+struct Classes<'a> {
+    data: &'a hdf5::Dataset,
+    slab: Hyperslab,
+    call_bytes: usize,
+    classes: usize,
+    ignored: Option<i64>,
+}
+
+impl Classes<'_> {
+    /// The classes; or the place in the volume and the value of the first that is none; or HDF5's words.
+    #[allow(clippy::type_complexity, reason = "one caller, which takes it apart at once")]
+    fn read<T: Number + Display>(&self, integer: impl Fn(T) -> i64) -> Result<Result<Vec<i32>, ([usize; 3], String)>, String> {
+        let Hyperslab { start: [d, h, w], extent: [nd, nh, nw] } = self.slab;
+        let mut stored = vec![T::default(); self.slab.voxels()];
+        read_box(self.data, [0, d, h, w], [1, nd, nh, nw], self.call_bytes, &mut stored).map_err(|e| e.to_string())?;
+        let good = |class: i64| (0..self.classes as i64).contains(&class) || self.ignored == Some(class);
+        let class = |value: &T| Some(integer(*value)).filter(|class| good(*class)).and_then(|class| i32::try_from(class).ok());
+        let classes: Vec<i32> = stored.iter().map_while(class).collect();
+        Ok(match stored.get(classes.len()) {
+            None => Ok(classes),
+            Some(bad) => {
+                let at = classes.len();
+                Err(([d + at / (nh * nw), h + at / nw % nh, w + at % nw], bad.to_string()))
+            }
+        })
+    }
+}
+
 /// ln(1 + n) for every count an int16 can hold.
 static LOG1P: LazyLock<Vec<f32>> = LazyLock::new(|| (0..=i16::MAX).map(|n| f64::from(n).ln_1p() as f32).collect());
+
+/// Reads a box of a dataset of four dimensions, or of three where the first counts as 1, in calls of at most `cap` bytes.
+fn read_box<T: Number>(data: &hdf5::Dataset, start: [usize; 4], count: [usize; 4], cap: usize, out: &mut [T]) -> hdf5::Result<()> {
+    let first = 4 - data.ndim();
+    let mut calls = Vec::new();
+    cut(start, count, size_of::<T>(), cap, &mut calls);
+    let mut rest = out;
+    for (start, count) in calls {
+        let (piece, later) = rest.split_at_mut(count.iter().product());
+        slab::read(data, &start[first..], &count[first..], piece)?;
+        rest = later;
+    }
+    Ok(())
+}
 
 /// Cuts a box into boxes of at most `cap` bytes, whole planes of the slowest axis where one fits, in memory order.
 fn cut(start: [usize; 4], count: [usize; 4], element: usize, cap: usize, out: &mut Vec<([usize; 4], [usize; 4])>) {
@@ -407,7 +475,7 @@ fn cut(start: [usize; 4], count: [usize; 4], element: usize, cap: usize, out: &m
 
 fn channels_first([a, b, c, d]: [usize; 4], axis: ChannelAxis) -> bool {
     match axis {
-        ChannelAxis::First => true,
+        ChannelAxis::First | ChannelAxis::Optional => true,
         ChannelAxis::Last => false,
         ChannelAxis::Auto if a == b && b == c => false,
         ChannelAxis::Auto if b == c && c == d => true,

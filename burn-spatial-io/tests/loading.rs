@@ -10,12 +10,12 @@ use burn::backend::Flex;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::Dataset;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_spatial::comm::threads;
 use burn_spatial::mesh::{Grid, Mesh, MeshAxis};
 use burn_spatial_io::{
-    BlockSpec, CosmoFlowBatch, CosmoFlowBatcher, CosmoFlowDataset, DataError, DataGroup, DatasetOptions, IdsError, Loader, LoaderOptions,
-    Place, Sample, SampleSource, check_ids,
+    BlockSpec, CosmoFlowBatch, CosmoFlowDataset, DataError, DataGroup, DatasetOptions, IdsError, Loader, LoaderOptions, Place, Sample,
+    SampleSource, SegmentationBatch, SegmentationDataset, SegmentationOptions, VolumeBatcher, check_ids,
 };
 
 type Ids = Vec<usize>;
@@ -172,7 +172,7 @@ fn batches_are_global_tensors() {
     let folder = tempfile::tempdir().unwrap();
     let files = common::set(folder.path(), 5, 4);
     let loader: Loader<Flex, CosmoFlowBatch<Flex>> =
-        Loader::new(common::dataset(files), CosmoFlowBatcher::whole(), options(2, None, 2), DataGroup::ONE, Default::default());
+        Loader::new(common::dataset(files), VolumeBatcher::whole(), options(2, None, 2), DataGroup::ONE, Default::default());
     let batches: Vec<CosmoFlowBatch<Flex>> = loader.epoch(0).collect::<Result<_, _>>().unwrap();
     assert_eq!(batches.iter().map(|b| b.volumes.dims()).collect::<Vec<_>>(), [[2, 2, 4, 4, 4], [2, 2, 4, 4, 4], [1, 2, 4, 4, 4]]);
     assert_eq!(batches[1].ids, [2, 3]);
@@ -187,7 +187,7 @@ fn burns_own_loader_works() {
     let folder = tempfile::tempdir().unwrap();
     let files = common::set(folder.path(), 5, 4);
     for workers in [0, 1] {
-        let loader = DataLoaderBuilder::<Flex, Sample, CosmoFlowBatch<Flex>>::new(CosmoFlowBatcher::whole())
+        let loader = DataLoaderBuilder::<Flex, Sample, CosmoFlowBatch<Flex>>::new(VolumeBatcher::whole())
             .batch_size(2)
             .num_workers(workers)
             .build(common::dataset(files.clone()));
@@ -225,6 +225,17 @@ impl Place<Flex> for Recorder {
         self.0.lock().unwrap().push((local.shape.to_vec(), global.to_vec(), split.to_vec()));
         Tensor::zeros(global, device)
     }
+
+    fn place_int<const D: usize>(
+        &self,
+        local: TensorData,
+        global: [usize; D],
+        split: [Option<MeshAxis>; D],
+        device: &Device<Flex>,
+    ) -> Tensor<Flex, D, Int> {
+        self.0.lock().unwrap().push((local.shape.to_vec(), global.to_vec(), split.to_vec()));
+        Tensor::zeros(global, device)
+    }
 }
 
 /// Runs `f` on every rank of `grid`, a thread each; results in rank order.
@@ -246,7 +257,7 @@ fn every_rank_places_its_block() {
     let placed = on_ranks([2, 2, 1, 1], |mesh| {
         let dataset = CosmoFlowDataset::new(files.clone(), BlockSpec::of(&mesh), mesh.rank(), DatasetOptions::default()).unwrap();
         let recorder = Recorder::default();
-        let batcher = CosmoFlowBatcher::new(&mesh, recorder.clone());
+        let batcher = VolumeBatcher::new(&mesh, recorder.clone());
         let loader =
             Loader::<Flex, CosmoFlowBatch<Flex>>::new(dataset, batcher, options(3, None, 1), DataGroup::of(&mesh), Default::default());
         for batch in loader.epoch(0) {
@@ -266,12 +277,33 @@ fn every_rank_places_its_block() {
 }
 
 #[test]
+fn classes_are_placed_as_their_volume() {
+    let folder = tempfile::tempdir().unwrap();
+    let files: Vec<_> = (0..3).map(|i| folder.path().join(format!("{i}.h5"))).collect();
+    files.iter().for_each(|path| common::labelled(path, [5, 3, 4], &[1u8; 60]));
+    let placed = on_ranks([2, 1, 2, 1], |mesh| {
+        let dataset = SegmentationDataset::new(files.clone(), BlockSpec::of(&mesh), mesh.rank(), SegmentationOptions::default()).unwrap();
+        let recorder = Recorder::default();
+        let batcher = VolumeBatcher::new(&mesh, recorder.clone());
+        let loader =
+            Loader::<Flex, SegmentationBatch<Flex>>::new(dataset, batcher, options(3, None, 1), DataGroup::of(&mesh), Default::default());
+        loader.epoch(0).for_each(|batch| check_ids(&batch.unwrap().ids, &mesh).unwrap());
+        recorder.0.lock().unwrap().clone()
+    });
+    let (data, height) = (Some(MeshAxis::Data), Some(MeshAxis::Height));
+    for (rank, (samples, rows)) in [(2, 2), (2, 1), (1, 2), (1, 1)].into_iter().enumerate() {
+        assert_eq!(placed[rank][0], (vec![samples, 1, 5, rows, 4], vec![3, 1, 5, 3, 4], vec![data, None, None, height, None]));
+        assert_eq!(placed[rank][1], (vec![samples, 5, rows, 4], vec![3, 5, 3, 4], vec![data, None, height, None]));
+    }
+}
+
+#[test]
 fn burns_own_loader_takes_the_part_of_the_group() {
     let folder = tempfile::tempdir().unwrap();
     let files = common::set(folder.path(), 3, 2);
     let ids = on_ranks([2, 1, 1, 1], |mesh| {
         let recorder = Recorder::default();
-        let batcher = CosmoFlowBatcher::new(&mesh, recorder.clone());
+        let batcher = VolumeBatcher::new(&mesh, recorder.clone());
         let loader =
             DataLoaderBuilder::<Flex, Sample, CosmoFlowBatch<Flex>>::new(batcher).batch_size(3).build(common::dataset(files.clone()));
         let ids: Vec<Ids> = loader.iter().map(|batch| batch.ids).collect();

@@ -1,16 +1,16 @@
 //! Placing tensors on the mesh and reading how they lie: for `Spatial<B>` and `Autodiff<Spatial<B>>` alike.
 
-use burn::tensor::{Tensor, TensorPrimitive};
+use burn::tensor::{Int, Tensor, TensorPrimitive};
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_backend::tensor::FloatTensor;
+use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, TensorData};
 
-use crate::Spatial;
-use crate::kind::{Float, Kind};
+use crate::kind::{self, Float, Kind};
 use crate::layout::Layout;
 use crate::mesh::Grid;
 use crate::tensor::SpatialTensor;
+use crate::{Spatial, SpatialDevice};
 
 /// Backends with layouts.
 pub trait SpatialBackend: Backend {
@@ -29,6 +29,21 @@ pub trait SpatialBackend: Backend {
 
     /// This rank's block as data. Collective where a sum is pending.
     fn block(tensor: FloatTensor<Self>) -> TensorData;
+
+    /// [`SpatialBackend::place_local`] for integers.
+    fn place_local_int(block: TensorData, layout: Layout, device: &Self::Device) -> IntTensor<Self>;
+
+    /// [`SpatialBackend::relayout`] for integers.
+    fn relayout_int(tensor: IntTensor<Self>, layout: &Layout) -> IntTensor<Self>;
+
+    /// [`SpatialBackend::block`] for integers.
+    fn block_int(tensor: IntTensor<Self>) -> TensorData;
+}
+
+fn placed<B: Backend, K: Kind<B>>(block: TensorData, layout: Layout, device: &SpatialDevice<B::Device>) -> SpatialTensor<B, K> {
+    let expected = layout.local_shape(device.context().mesh.coords());
+    assert_eq!(block.shape, expected, "the block of this rank under {layout} has another shape");
+    SpatialTensor::new(K::from_data(block, device.inner_device()), layout, device.clone())
 }
 
 impl<B: Backend> SpatialBackend for Spatial<B> {
@@ -37,9 +52,7 @@ impl<B: Backend> SpatialBackend for Spatial<B> {
     }
 
     fn place_local(block: TensorData, layout: Layout, device: &Self::Device) -> FloatTensor<Self> {
-        let expected = layout.local_shape(device.context().mesh.coords());
-        assert_eq!(block.shape, expected, "the block of this rank under {layout} has another shape");
-        SpatialTensor::new(<Float as Kind<B>>::from_data(block, device.inner_device()), layout, device.clone())
+        placed::<B, Float>(block, layout, device)
     }
 
     fn layout_of(tensor: &FloatTensor<Self>) -> Layout {
@@ -52,6 +65,18 @@ impl<B: Backend> SpatialBackend for Spatial<B> {
 
     fn block(tensor: FloatTensor<Self>) -> TensorData {
         <Float as Kind<B>>::into_data(tensor.settle().0)
+    }
+
+    fn place_local_int(block: TensorData, layout: Layout, device: &Self::Device) -> IntTensor<Self> {
+        placed::<B, kind::Int>(block, layout, device)
+    }
+
+    fn relayout_int(tensor: IntTensor<Self>, layout: &Layout) -> IntTensor<Self> {
+        tensor.into_layout(layout)
+    }
+
+    fn block_int(tensor: IntTensor<Self>) -> TensorData {
+        <kind::Int as Kind<B>>::into_data(tensor.settle().0)
     }
 }
 
@@ -76,6 +101,18 @@ impl<B: SpatialBackend, C: CheckpointStrategy> SpatialBackend for Autodiff<B, C>
 
     fn block(tensor: FloatTensor<Self>) -> TensorData {
         B::block(tensor.primitive)
+    }
+
+    fn place_local_int(block: TensorData, layout: Layout, device: &Self::Device) -> IntTensor<Self> {
+        B::place_local_int(block, layout, device)
+    }
+
+    fn relayout_int(tensor: IntTensor<Self>, layout: &Layout) -> IntTensor<Self> {
+        B::relayout_int(tensor, layout)
+    }
+
+    fn block_int(tensor: IntTensor<Self>) -> TensorData {
+        B::block_int(tensor)
     }
 }
 
@@ -112,4 +149,22 @@ pub fn to_full<B: SpatialBackend, const D: usize>(tensor: Tensor<B, D>) -> Tenso
 /// This rank's block as data. Collective where a sum is pending.
 pub fn local<B: SpatialBackend, const D: usize>(tensor: Tensor<B, D>) -> TensorData {
     B::block(tensor.into_primitive().tensor())
+}
+
+/// [`from_local`] for integers, such as the classes of voxels. Local.
+///
+/// # Panics
+/// If the block's shape is not what `layout` says of this rank.
+pub fn from_local_int<B: SpatialBackend, const D: usize>(block: TensorData, layout: Layout, device: &B::Device) -> Tensor<B, D, Int> {
+    Tensor::from_primitive(B::place_local_int(block, layout, device))
+}
+
+/// [`to_layout`] for integers. Collective.
+pub fn to_layout_int<B: SpatialBackend, const D: usize>(tensor: Tensor<B, D, Int>, layout: &Layout) -> Tensor<B, D, Int> {
+    Tensor::from_primitive(B::relayout_int(tensor.into_primitive(), layout))
+}
+
+/// [`local`] for integers: this rank's block. Collective where a sum is pending.
+pub fn local_int<B: SpatialBackend, const D: usize>(tensor: Tensor<B, D, Int>) -> TensorData {
+    B::block_int(tensor.into_primitive())
 }

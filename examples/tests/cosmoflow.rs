@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use burn_spatial_examples::common::{Error, checkpoint, compare, ranks};
 use burn_spatial_examples::cosmoflow::cli::{Cli, Command, TrainArgs};
 use burn_spatial_examples::cosmoflow::train::{self, Outcome};
-use burn_spatial_examples::cosmoflow::{Error, checkpoint, compare, evaluate, ranks, synth};
+use burn_spatial_examples::cosmoflow::{evaluate, synth};
 use burn_spatial_models::weights::read_safetensors;
 use clap::Parser;
 use tempfile::TempDir;
@@ -178,7 +179,7 @@ fn a_step_is_the_same_on_every_grid() {
                 "--batch-norm",
             ];
             let Command::CompareRanks(args) = parse(&words) else { unreachable!() };
-            ranks::start(&args.ranks, |rank| compare::run(rank, &args)).unwrap();
+            ranks::start(&args.ranks, |rank| train::compare_ranks(rank, &args)).unwrap();
             read_safetensors(&out, "").unwrap()
         })
         .collect();

@@ -1,7 +1,8 @@
 //! Named weights: PyTorch's names and shapes for the modules here.
 //!
 //! A tensor is named by the path of its fields, as in `conv.0.weight`. Batch norm's `gamma` and `beta` are called
-//! `weight` and `bias`, and the weight of a dense layer is `[out, in]` where Burn's is `[in, out]`.
+//! `weight` and `bias`, the weight of a dense layer is `[out, in]` where Burn's is `[in, out]`, a U-Net's blocks are
+//! sequences (`seq.0` to `seq.5`) and its head is called `final`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -165,6 +166,11 @@ impl Place {
         let name = |(name, container): &(String, String)| match (container.as_str(), name.as_str()) {
             ("Struct:BatchNorm", "gamma") => "weight".to_owned(),
             ("Struct:BatchNorm", "beta") => "bias".to_owned(),
+            ("Struct:ConvBlock", "conv1") => "seq.0".to_owned(),
+            ("Struct:ConvBlock", "norm1") => "seq.1".to_owned(),
+            ("Struct:ConvBlock", "conv2") => "seq.3".to_owned(),
+            ("Struct:ConvBlock", "norm2") => "seq.4".to_owned(),
+            ("Struct:UNet3d", "head") => "final".to_owned(),
             _ => name.clone(),
         };
         self.0.iter().map(name).collect::<Vec<_>>().join(".")

@@ -1,5 +1,7 @@
 //! End-to-end fixtures: ten Adam steps of a network in PyTorch, and the formula its weights and batches come from.
 
+use std::collections::BTreeMap;
+
 use burn::tensor::{DType, TensorData};
 use serde_json::Value;
 
@@ -56,8 +58,9 @@ impl Fixture {
 
     /// The weight `name` of `shape` by the formula.
     pub fn weight(&self, name: &str, shape: &[usize], dtype: DType) -> TensorData {
-        let norm = name.starts_with("bn.");
-        let bound = (6.0 / shape[1..].iter().product::<usize>() as f64).sqrt();
+        let norm = shape.len() == 1;
+        let fan_in: usize = if name.starts_with("up.") { shape[0] } else { shape[1..].iter().product() };
+        let bound = (6.0 / fan_in as f64).sqrt();
         self.tensor(name, shape, dtype, |u| {
             let centered = 2.0 * u - 1.0;
             match name.rsplit('.').next() {
@@ -69,6 +72,77 @@ impl Fixture {
             }
         })
     }
+}
+
+/// What ten steps left, in float64.
+#[derive(Debug, PartialEq)]
+pub struct Outcome {
+    /// The loss of each step.
+    pub losses: Vec<f64>,
+    /// The norm of each gradient of the first step.
+    pub gradient_norms: BTreeMap<String, f64>,
+    /// Sum and absolute sum of each tensor at the end; running variances as PyTorch keeps them, unbiased.
+    pub sums: BTreeMap<String, [f64; 2]>,
+}
+
+impl Outcome {
+    /// Asserts that this is the outcome of `fixture`, for steps in `dtype` on `grid`: losses and norms within
+    /// `tolerance`, final sums, which the fixture has of float64 steps alone, within `final_tolerance`, all relative.
+    ///
+    /// # Panics
+    /// If it is not.
+    pub fn check(&self, fixture: &Fixture, dtype: DType, [tolerance, final_tolerance]: [f64; 2], grid: &str) {
+        let mut wrong = Vec::new();
+        let mut near = |what: String, tolerance: f64, got: f64, want: f64, scale: f64| {
+            let off = (got - want).abs() / scale.abs();
+            if off.is_nan() || off > tolerance {
+                wrong.push(format!("{what} is {got}, not {want}: off by {off:e}"));
+            }
+        };
+        let losses = fixture.list(if dtype == DType::F64 { "loss_f64" } else { "loss_f32" });
+        assert_eq!(self.losses.len(), losses.len());
+        for (step, (got, want)) in self.losses.iter().zip(losses).enumerate() {
+            near(format!("the loss of step {step}"), tolerance, *got, want, want);
+        }
+        let norms: Vec<_> = fixture.table("grad_norm_step0_f64").collect();
+        assert_eq!(self.gradient_norms.len(), norms.len());
+        for (name, want) in norms {
+            near(format!("the gradient norm of {name}"), tolerance, self.gradient_norms[name], number(want), number(want));
+        }
+        let sums: Vec<_> = fixture.table("final_sum_abssum_f64").collect();
+        assert_eq!(self.sums.len(), sums.len());
+        for (name, want) in sums {
+            let [sum, absolute] = [number(&want[0]), number(&want[1])];
+            near(format!("the sum of {name}"), final_tolerance, self.sums[name][0], sum, absolute);
+            near(format!("the absolute sum of {name}"), final_tolerance, self.sums[name][1], absolute, absolute);
+        }
+        assert!(wrong.is_empty(), "{} on {grid}:\n{}", fixture.case, wrong.join("\n"));
+    }
+}
+
+/// The elements of `data`.
+///
+/// # Panics
+/// If they are no numbers.
+pub fn floats(data: &TensorData) -> Vec<f64> {
+    data.clone().convert::<f64>().to_vec().expect("float64 data")
+}
+
+/// Euclidean norm of `data`.
+pub fn norm(data: &TensorData) -> f64 {
+    floats(data).iter().map(|v| v * v).sum::<f64>().sqrt()
+}
+
+/// Sum and absolute sum of `data`. A running variance after `steps` steps over `voxels` values a channel, which Burn
+/// keeps biased, is made PyTorch's: each step's is (n - 1) / n of the unbiased one.
+pub fn sums(name: &str, data: &TensorData, steps: usize, voxels: usize) -> [f64; 2] {
+    let mut values = floats(data);
+    if name.ends_with("running_var") {
+        let n = voxels as f64;
+        let start = 0.9f64.powi(steps as i32);
+        values.iter_mut().for_each(|v| *v = start + (*v - start) * n / (n - 1.0));
+    }
+    [values.iter().sum(), values.iter().map(|v| v.abs()).sum()]
 }
 
 /// A number of a fixture.

@@ -5,6 +5,7 @@
 pub mod comm_checks;
 pub mod e2e;
 pub mod fixtures;
+pub mod fixtures_loss;
 pub mod grid;
 pub mod layers;
 pub mod modules;

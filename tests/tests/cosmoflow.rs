@@ -10,12 +10,12 @@ use burn::optim::record::AdaptorRecord;
 use burn::optim::{GradientsParams, Optimizer};
 use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor};
 use burn_spatial::nn::WindowBackend;
 use burn_spatial::{Grid, Spatial, place};
 use burn_spatial_models::weights::{self, Named};
 use burn_spatial_models::{Adam, CosmoFlow, CosmoFlowConfig};
-use burn_spatial_tests::e2e::{Fixture, number};
+use burn_spatial_tests::e2e::{self, Fixture, Outcome, floats};
 use burn_spatial_tests::fixtures::directory;
 use burn_spatial_tests::grid::{agreed_on_grid, on_grid};
 
@@ -31,19 +31,6 @@ struct Run {
     fixture: Fixture,
     config: CosmoFlowConfig,
     dtype: DType,
-}
-
-/// What is compared, in float64.
-#[derive(Debug, PartialEq)]
-struct Outcome {
-    losses: Vec<f64>,
-    gradient_norms: BTreeMap<String, f64>,
-    /// Sum and absolute sum.
-    sums: BTreeMap<String, [f64; 2]>,
-}
-
-fn floats(data: &TensorData) -> Vec<f64> {
-    data.clone().convert::<f64>().to_vec().unwrap()
 }
 
 fn bits(named: Named) -> BTreeMap<String, Vec<u8>> {
@@ -122,48 +109,18 @@ impl Run {
             losses.push(loss);
             if step == 0 {
                 for (name, data) in weights::gradients(model, gradients) {
-                    gradient_norms.insert(name, floats(&data).iter().map(|v| v * v).sum::<f64>().sqrt());
+                    gradient_norms.insert(name, e2e::norm(&data));
                 }
             }
         });
         let named = weights::collect(&model.valid());
         let sums = named.iter().map(|(name, data)| {
-            let mut values = floats(data);
-            if name.ends_with("running_var") {
-                // Burn keeps the mean of biased variances: each is (n - 1) / n of the unbiased one.
-                let layer: usize = name.split('.').nth(1).unwrap().parse().unwrap();
-                let n = (SHAPE[0] * [32usize, 16, 8, 2, 2, 2, 2][layer].pow(3)) as f64;
-                let start = 0.9f64.powi(steps as i32);
-                values.iter_mut().for_each(|v| *v = start + (*v - start) * n / (n - 1.0));
-            }
-            (name.clone(), [values.iter().sum(), values.iter().map(|v| v.abs()).sum()])
+            // Running statistics are of the convolution with the same number.
+            let layer = name.split('.').nth(1).and_then(|n| n.parse().ok()).filter(|_| name.starts_with("bn.")).unwrap_or(0usize);
+            let voxels = SHAPE[0] * [32usize, 16, 8, 2, 2, 2, 2][layer].pow(3);
+            (name.clone(), e2e::sums(name, data, steps, voxels))
         });
         Outcome { losses, gradient_norms, sums: sums.collect() }
-    }
-
-    /// Asserts that `outcome` is PyTorch's within `tolerance`, relative.
-    fn check(&self, outcome: &Outcome, tolerance: f64, grid: &str) {
-        let near = |what: &str, got: f64, want: f64, scale: f64| {
-            let off = (got - want).abs() / scale.abs();
-            assert!(off <= tolerance, "{} on {grid}: {what} is {got}, not {want}: off by {off:e}", self.fixture.case);
-        };
-        let losses = self.fixture.list(if self.dtype == DType::F64 { "loss_f64" } else { "loss_f32" });
-        assert_eq!(outcome.losses.len(), losses.len());
-        for (step, (got, want)) in outcome.losses.iter().zip(losses).enumerate() {
-            near(&format!("the loss of step {step}"), *got, want, want);
-        }
-        let norms: Vec<_> = self.fixture.table("grad_norm_step0_f64").collect();
-        assert_eq!(outcome.gradient_norms.len(), norms.len());
-        for (name, want) in norms {
-            near(&format!("the gradient norm of {name}"), outcome.gradient_norms[name], number(want), number(want));
-        }
-        let sums: Vec<_> = self.fixture.table("final_sum_abssum_f64").collect();
-        assert_eq!(outcome.sums.len(), sums.len());
-        for (name, want) in sums {
-            let [sum, absolute] = [number(&want[0]), number(&want[1])];
-            near(&format!("the sum of {name}"), outcome.sums[name][0], sum, absolute);
-            near(&format!("the absolute sum of {name}"), outcome.sums[name][1], absolute, absolute);
-        }
     }
 }
 
@@ -171,11 +128,11 @@ fn check(case: &str, dtype: DType, grids: &[Grid]) {
     let run = Run::new(case, dtype);
     let tolerance = if dtype == DType::F64 { 1e-8 } else { 1e-4 };
     if case.contains("small") {
-        run.check(&run.outcome::<Plain>(&Default::default(), |x| x), tolerance, "Flex");
+        run.outcome::<Plain>(&Default::default(), |x| x).check(&run.fixture, dtype, [tolerance; 2], "Flex");
     }
     for grid in grids {
         let outcome = agreed_on_grid(*grid, |device| run.outcome::<Split>(device, place::split));
-        run.check(&outcome, tolerance, &grid.to_string());
+        outcome.check(&run.fixture, dtype, [tolerance; 2], &grid.to_string());
     }
 }
 

@@ -1,4 +1,4 @@
-//! Small universes with the public CosmoFlow layout, to train and test on.
+//! Small volumes to train and test on: universes with the public CosmoFlow layout, and labelled volumes ([`Anatomy`]).
 //!
 //! A universe is a periodic box of particles that start on a grid and are displaced by second-order Lagrangian
 //! perturbation theory from a Gaussian field with the linear spectrum of Eisenstein and Hu. Particles are counted in
@@ -15,12 +15,15 @@ use hdf5_metno::types::FixedAscii;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
+mod anatomy;
 mod cosmology;
 mod field;
 
+pub use anatomy::{Anatomy, AnatomyConfig, anatomy, generate_anatomies};
 pub use cosmology::{Cosmology, OMEGA_B};
 
 use crate::random;
+use crate::write::beside;
 use field::Cube;
 
 /// Redshift of each channel.
@@ -98,13 +101,13 @@ impl Default for SynthConfig {
     }
 }
 
-/// Why universes could not be made.
+/// Why volumes could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum SynthError {
     /// A setting out of range.
-    #[error("synthetic universes: {field} must be {expected}, got {got}")]
+    #[error("synthetic volumes: {field} must be {expected}, got {got}")]
     Config {
-        /// The field of [`SynthConfig`].
+        /// The field of [`SynthConfig`] or [`AnatomyConfig`].
         field: &'static str,
         /// Its range.
         expected: &'static str,
@@ -183,16 +186,7 @@ pub struct Universe {
 impl Universe {
     /// Writes the universe to `path` with the public layout, beside it first: a file of that name is whole.
     pub fn write(&self, path: &Path) -> Result<(), SynthError> {
-        let io = |cause| SynthError::Io { path: path.to_owned(), cause };
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(".partial");
-        let partial = PathBuf::from(partial);
-        if let Err(cause) = self.write_hdf5(&partial) {
-            // The first error is the one to tell.
-            let _ = fs::remove_file(&partial);
-            return Err(SynthError::Hdf5 { path: path.to_owned(), cause });
-        }
-        fs::rename(&partial, path).map_err(io)
+        whole_file(path, |path| self.write_hdf5(path))
     }
 
     fn write_hdf5(&self, path: &Path) -> hdf5::Result<()> {
@@ -283,20 +277,44 @@ pub fn generate(config: &SynthConfig, out_dir: impl AsRef<Path>, progress: impl 
     config.check()?;
     let folder = out_dir.as_ref();
     fs::create_dir_all(folder).map_err(|cause| SynthError::Io { path: folder.to_owned(), cause })?;
-    let done = AtomicUsize::new(0);
-    let make = |index: usize| {
+    each(config.start, config.count, progress, |index| {
         let path = config.path(folder, index);
         universe(config, index)?.write(&path)?;
+        Ok(path)
+    })
+}
+
+/// Makes `count` files from number `start` on, in parallel.
+fn each(
+    start: usize,
+    count: usize,
+    progress: impl Fn(usize) + Sync,
+    make: impl Fn(usize) -> Result<PathBuf, SynthError> + Sync,
+) -> Result<Vec<PathBuf>, SynthError> {
+    let done = AtomicUsize::new(0);
+    let make = |index: usize| {
+        let path = make(index)?;
         progress(done.fetch_add(1, Ordering::Relaxed) + 1);
         Ok(path)
     };
-    let all: Vec<usize> = (config.start..).take(config.count).collect();
+    let all: Vec<usize> = (start..).take(count).collect();
     let mut paths = Vec::with_capacity(all.len());
-    // At most one universe a thread at a time: work stealing would start more, and hold the memory of all.
+    // At most one volume a thread at a time: work stealing would start more, and hold the memory of all.
     for group in all.chunks(rayon::current_num_threads()) {
         paths.extend(group.par_iter().map(|index| make(*index)).collect::<Result<Vec<_>, _>>()?);
     }
     Ok(paths)
+}
+
+/// Lets `write` write a file beside `path`, and renames it to that when it is whole.
+fn whole_file(path: &Path, write: impl FnOnce(&Path) -> hdf5::Result<()>) -> Result<(), SynthError> {
+    let partial = beside(path);
+    if let Err(cause) = write(&partial) {
+        // The first error is the one to tell.
+        let _ = fs::remove_file(&partial);
+        return Err(SynthError::Hdf5 { path: path.to_owned(), cause });
+    }
+    fs::rename(&partial, path).map_err(|cause| SynthError::Io { path: path.to_owned(), cause })
 }
 
 #[cfg(test)]

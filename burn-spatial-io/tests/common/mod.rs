@@ -44,3 +44,12 @@ pub fn whole(file: &VolumeFile) -> Hyperslab {
 pub fn dataset(files: Vec<PathBuf>) -> CosmoFlowDataset {
     CosmoFlowDataset::new(files, BlockSpec::WHOLE, 3, DatasetOptions::default()).unwrap()
 }
+
+/// A file with `volume`, every voxel its place, and `segmentation` of `shape`.
+pub fn labelled<T: hdf5::H5Type>(path: &Path, shape: [usize; 3], classes: &[T]) {
+    let [d, h, w] = shape;
+    let file = hdf5::File::create(path).unwrap();
+    let values: Vec<i16> = (0..(d * h * w) as i16).collect();
+    file.new_dataset::<i16>().shape((d, h, w)).create("volume").unwrap().write_raw(&values).unwrap();
+    file.new_dataset::<T>().shape((d, h, w)).create("segmentation").unwrap().write_raw(classes).unwrap();
+}

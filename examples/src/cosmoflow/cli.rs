@@ -7,23 +7,7 @@ use burn_spatial::Grid;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::augment::Symmetry;
-
-const GRID_HELP: &str = "\
-Ranks along data, depth, height and width, as in 2x2x2x1
-
-N x D x H x W: N groups share the batch, and each splits its volumes into D x H x W blocks.
-With --grid 2x2x2x1 eight ranks hold
-
-      half the batch      the other half
-        height ->           height ->
-    d  +---+---+        d  +---+---+
-    e  | 0 | 1 |        e  | 4 | 5 |
-    p  +---+---+        p  +---+---+
-    t  | 2 | 3 |        t  | 6 | 7 |
-    h  +---+---+        h  +---+---+
-
-Results do not depend on the grid, up to rounding. Start as many ranks as the grid has:
-mpirun -n 8 cosmoflow ..., or --local-ranks 8.";
+use crate::common::cli::{GRID_HELP, RankArgs, TestArgs};
 
 /// Cosmological parameters from simulated universes that are split over ranks.
 #[derive(Debug, Parser)]
@@ -49,17 +33,6 @@ pub enum Command {
     CompareRanks(CompareArgs),
 }
 
-/// Where the program runs.
-#[derive(Args, Clone, Debug)]
-pub struct RankArgs {
-    /// Ranks along data, depth, height and width, as in 2x2x2x1 (--help shows a picture)
-    #[arg(long, default_value = "1x1x1x1", long_help = GRID_HELP)]
-    pub grid: Grid,
-    /// Run this many ranks as threads of this process, without mpirun
-    #[arg(long, value_name = "P")]
-    pub local_ranks: Option<NonZeroUsize>,
-}
-
 /// The network and how it is fed.
 #[derive(Args, Clone, Debug)]
 pub struct ModelArgs {
@@ -81,17 +54,6 @@ pub struct ModelArgs {
     /// Seed of weights, order, dropout and augmentation
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-}
-
-/// Which files are held out.
-#[derive(Args, Clone, Debug)]
-pub struct TestArgs {
-    /// Folder of universes to test on
-    #[arg(long, value_name = "DIR")]
-    pub test_data: Option<PathBuf>,
-    /// Without --test-data: share of --data that is held out
-    #[arg(long, default_value_t = 0.2, value_name = "SHARE")]
-    pub test_fraction: f64,
 }
 
 /// `cosmoflow train`.

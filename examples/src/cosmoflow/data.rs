@@ -3,22 +3,18 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor, TensorData};
-use burn_spatial::comm::ReduceOp;
-use burn_spatial::layout::{Axis, balanced_offsets};
-use burn_spatial::mesh::MeshAxis;
-use burn_spatial::place::{self, SpatialBackend};
-use burn_spatial::{Grid, Layout};
+use burn_spatial::place::SpatialBackend;
 use burn_spatial_io::{
-    BlockSpec, ChannelAxis, CosmoFlowBatch, CosmoFlowBatcher, DataError, DataGroup, Hyperslab, Loader, LoaderOptions, Place, Sample,
-    SampleSource, Scratch, Transform, VolumeFile, list_files, split_files,
+    BlockSpec, ChannelAxis, CosmoFlowBatch, DataError, DataGroup, Hyperslab, Loader, LoaderOptions, Sample, SampleSource, Scratch,
+    Transform, VolumeBatcher, VolumeFile, list_files, split_files,
 };
 use serde::{Deserialize, Serialize};
 
 use super::augment::{Symmetry, View};
-use super::cli::TestArgs;
-use super::ranks::{Rank, on_first};
-use super::{Error, error};
+use crate::common::Error;
+use crate::common::cli::TestArgs;
+use crate::common::data::{OnGrid, Scaling};
+use crate::common::ranks::{Rank, on_first};
 
 /// The volume in a file.
 const VOLUME: &str = "full";
@@ -26,9 +22,6 @@ const VOLUME: &str = "full";
 const LABELS: &str = "unitPar";
 /// The names of the parameters.
 const NAMES: &str = "namePar";
-
-/// Universes that [`Scaling::measure`] looks at, at most.
-const MEASURED: usize = 16;
 
 /// Files of universes of one shape.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -54,57 +47,6 @@ pub struct Targets {
     pub columns: Vec<usize>,
     /// Their means in the training set: what a constant predicts.
     pub means: Vec<f64>,
-}
-
-/// What is done to ln(1 + count) of each channel: minus the mean, over the deviation. Growth shows in small changes
-/// of the early redshifts, which hardly vary otherwise.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Scaling {
-    /// Of each channel.
-    pub mean: Vec<f32>,
-    /// Of each channel.
-    pub deviation: Vec<f32>,
-}
-
-impl Scaling {
-    /// Measures the first universes of a set, each rank its block. Collective.
-    ///
-    /// # Errors
-    /// [`Error::Data`] when one cannot be read.
-    pub fn measure(rank: &Rank, universes: &Universes) -> Result<Scaling, Error> {
-        let slab = BlockSpec::of(&rank.mesh).slab([universes.width; 3]);
-        // Count, then sum and sum of squares of each channel.
-        let mut sums = vec![0.0f64; 1 + 2 * universes.channels];
-        let (mut scratch, mut read) = (Scratch::default(), Vec::new());
-        for path in universes.files.iter().take(MEASURED) {
-            let file = VolumeFile::open(path, VOLUME, ChannelAxis::Auto, rank.mesh.rank())?;
-            file.read(slab, Transform::Log1p, &mut scratch, &mut read)?;
-            sums[0] += slab.voxels() as f64;
-            for (channel, voxels) in read.chunks(slab.voxels()).enumerate() {
-                sums[1 + 2 * channel] += voxels.iter().map(|v| f64::from(*v)).sum::<f64>();
-                sums[2 + 2 * channel] += voxels.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
-            }
-        }
-        let bytes = sums.iter().flat_map(|v| v.to_ne_bytes()).collect();
-        let bytes = rank.world().all_reduce(bytes, DType::F64, ReduceOp::Sum)?;
-        let sums: Vec<f64> = bytes.as_chunks().0.iter().map(|v| f64::from_ne_bytes(*v)).collect();
-        let mean = |channel: usize| sums[1 + 2 * channel] / sums[0];
-        let deviation = |channel: usize| (sums[2 + 2 * channel] / sums[0] - mean(channel).powi(2)).max(0.0).sqrt();
-        let channels = 0..universes.channels;
-        Ok(Scaling {
-            mean: channels.clone().map(|c| mean(c) as f32).collect(),
-            // A channel without structure stays as it is.
-            deviation: channels.map(|c| if deviation(c) > 1e-6 { deviation(c) as f32 } else { 1.0 }).collect(),
-        })
-    }
-
-    /// Scales `[channels, voxels]` in place.
-    fn apply(&self, block: &mut [f32]) {
-        let voxels = block.len() / self.mean.len();
-        for (voxels, (mean, deviation)) in block.chunks_mut(voxels).zip(self.mean.iter().zip(&self.deviation)) {
-            voxels.iter_mut().for_each(|v| *v = (*v - mean) / deviation);
-        }
-    }
 }
 
 impl Universes {
@@ -196,6 +138,16 @@ impl Universes {
         })
     }
 
+    /// How ln(1 + count) is scaled: growth shows in small changes of the early redshifts, which hardly vary otherwise.
+    /// Collective.
+    ///
+    /// # Errors
+    /// [`Error::Data`] when a universe cannot be read.
+    pub fn scaling(&self, rank: &Rank) -> Result<Scaling, Error> {
+        let open = |path: &Path| VolumeFile::open(path, VOLUME, ChannelAxis::Auto, rank.mesh.rank());
+        Scaling::measure(rank, &self.files, Transform::Log1p, open)
+    }
+
     /// The batches of this rank.
     pub fn loader<B: SpatialBackend<Device = burn_spatial::SpatialDevice<burn::backend::flex::FlexDevice>>>(
         &self,
@@ -213,7 +165,7 @@ impl Universes {
             rank: rank.mesh.rank(),
             view,
         };
-        let batcher = CosmoFlowBatcher::new(&rank.mesh, OnGrid(rank.mesh.grid()));
+        let batcher = VolumeBatcher::new(&rank.mesh, OnGrid(rank.mesh.grid()));
         Loader::new(source, batcher, options, DataGroup::of(&rank.mesh), rank.device.clone())
     }
 }
@@ -250,39 +202,11 @@ impl SampleSource for Blocks {
             shape: [*channels, d, h, w],
             volume: [*channels, *width, *width, *width],
             labels: self.columns.iter().map(|c| labels[index][*c]).collect(),
-            global_batch: None,
+            ..Sample::default()
         })
     }
 
     fn len(&self) -> usize {
         self.universes.files.len()
     }
-}
-
-/// Places blocks on a grid.
-#[derive(Clone, Copy, Debug)]
-pub struct OnGrid(pub Grid);
-
-impl<B: SpatialBackend> Place<B> for OnGrid {
-    fn place<const D: usize>(
-        &self,
-        local: TensorData,
-        global: [usize; D],
-        split: [Option<MeshAxis>; D],
-        device: &B::Device,
-    ) -> Tensor<B, D> {
-        let axis = |(extent, split): (usize, Option<MeshAxis>)| match split {
-            Some(axis) => vec![Axis::split(axis, balanced_offsets(extent, self.0.size(axis)))],
-            None => vec![Axis::full(extent)],
-        };
-        place::from_local(local, Layout::new(global.into_iter().zip(split).map(axis).collect()), device)
-    }
-}
-
-/// Makes `folder` and its parents. Collective: rank 0 does it.
-///
-/// # Errors
-/// [`Error::Io`].
-pub fn make_folder(rank: &Rank, folder: &Path) -> Result<(), Error> {
-    on_first(rank.world(), || std::fs::create_dir_all(folder).map_err(error::Error::io(folder)))
 }

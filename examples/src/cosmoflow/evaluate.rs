@@ -1,5 +1,6 @@
 //! How good a network is on universes it has not seen.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use burn::module::AutodiffModule;
@@ -8,9 +9,12 @@ use burn_spatial_models::CosmoFlow;
 use serde::Serialize;
 
 use super::cli::EvalArgs;
-use super::data::{Scaling, Targets, Universes, make_folder};
-use super::ranks::{Rank, on_all, on_first};
-use super::{Backend, Error, Inner, checkpoint, plot, report};
+use super::data::{Targets, Universes};
+use super::plot;
+use super::train::Regression;
+use crate::common::data::{Scaling, make_folder};
+use crate::common::ranks::{Rank, on_all, on_first};
+use crate::common::{Backend, Error, Inner, checkpoint, report};
 
 /// Predictions beside the truth.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -25,6 +29,15 @@ pub struct Evaluation {
     pub truth: Vec<Vec<f32>>,
 }
 
+/// An [`Evaluation`] in metrics.json.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Results<'a> {
+    parameters: &'a [String],
+    test_universes: usize,
+    test_mse: BTreeMap<&'a str, f64>,
+    constant_mse: BTreeMap<&'a str, f64>,
+}
+
 impl Evaluation {
     fn mean_square(&self, difference: impl Fn(usize, usize) -> f64) -> Vec<f64> {
         let rows = self.truth.len();
@@ -35,6 +48,17 @@ impl Evaluation {
     /// Mean square error of each parameter.
     pub fn mse(&self) -> Vec<f64> {
         self.mean_square(|r, c| f64::from(self.predicted[r][c]) - f64::from(self.truth[r][c]))
+    }
+
+    /// What metrics.json says of it.
+    pub fn results(&self) -> Results<'_> {
+        let named = |values: Vec<f64>| self.names.iter().map(String::as_str).zip(values).collect();
+        Results {
+            parameters: &self.names,
+            test_universes: self.truth.len(),
+            test_mse: named(self.mse()),
+            constant_mse: named(self.constant_mse()),
+        }
     }
 
     /// That of a predictor that always gives the training mean.
@@ -92,15 +116,16 @@ pub fn evaluate(
 /// When data or checkpoint cannot be read or do not fit each other.
 pub fn run(rank: Rank, args: &EvalArgs) -> Result<(), Error> {
     let universes = Universes::of_folder(&rank, &args.data)?;
-    let (state, model, _) = checkpoint::load(&rank, &args.checkpoint)?;
-    let fits = (state.config.width, state.config.inputs) == (universes.width, universes.channels)
-        && state.targets.columns.iter().zip(&state.targets.names).all(|(c, name)| universes.names.get(*c) == Some(name));
+    let (state, model, _) = checkpoint::load::<Regression>(&rank, &args.checkpoint)?;
+    let (config, targets) = (&state.setup.config, &state.setup.targets);
+    let fits = (config.width, config.inputs) == (universes.width, universes.channels)
+        && targets.columns.iter().zip(&targets.names).all(|(c, name)| universes.names.get(*c) == Some(name));
     if !fits {
         let message = format!(
             "the network reads {} x {}^3 and predicts {:?}, but {} holds {} x {}^3 and {:?}",
-            state.config.inputs,
-            state.config.width,
-            state.targets.names,
+            config.inputs,
+            config.width,
+            targets.names,
             args.data.display(),
             universes.channels,
             universes.width,
@@ -109,12 +134,12 @@ pub fn run(rank: Rank, args: &EvalArgs) -> Result<(), Error> {
         return on_all(rank.world(), Err(Error::Usage(message)));
     }
     let started = std::time::Instant::now();
-    let test = evaluate(&rank, &model, &universes, (&state.targets, &state.scaling), args.batch.get())?;
+    let test = evaluate(&rank, &model, &universes, (targets, &state.scaling), args.batch.get())?;
     if let Some(out) = &args.out {
         make_folder(&rank, out)?;
         let steps = universes.files.len().div_ceil(args.batch.get());
         let timing = report::Timing { steps, in_steps: started.elapsed(), whole: started.elapsed() };
-        report::write(&rank, out, &test, &state.losses, timing)?;
+        report::write(&rank, out, &test.results(), &state.losses, timing)?;
         on_first(rank.world(), || plot::predicted(&out.join("predicted.png"), &test))?;
     }
     if rank.is_first() {

@@ -7,8 +7,8 @@ use burn_spatial::{Grid, Layout};
 use burn_spatial_models::CosmoFlowConfig;
 use burn_spatial_models::cosmoflow::{Layer, LayerKind};
 
-use super::Error;
 use super::cli::LayoutArgs;
+use crate::common::Error;
 
 const FLOAT: usize = 4;
 

@@ -3,8 +3,8 @@
 use burn_spatial_io::synth::{Parameter, SynthConfig, generate};
 use indicatif::ProgressBar;
 
-use super::Error;
 use super::cli::SynthArgs;
+use crate::common::Error;
 
 fn parameter(name: &str) -> Result<Parameter, Error> {
     let known = Parameter::ALL.map(Parameter::name);

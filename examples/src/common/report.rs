@@ -1,6 +1,5 @@
 //! What a run leaves for programs to read.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,7 +7,6 @@ use burn_spatial::stats::Snapshot;
 use serde::Serialize;
 
 use super::Error;
-use super::evaluate::Evaluation;
 use super::ranks::{Rank, on_first};
 
 /// How long steps took.
@@ -23,13 +21,11 @@ pub struct Timing {
 }
 
 #[derive(Serialize)]
-struct Metrics<'a> {
+struct Metrics<'a, R> {
     grid: String,
     ranks: usize,
-    parameters: &'a [String],
-    test_universes: usize,
-    test_mse: BTreeMap<&'a str, f64>,
-    constant_mse: BTreeMap<&'a str, f64>,
+    #[serde(flatten)]
+    results: &'a R,
     steps: usize,
     seconds: f64,
     seconds_per_step: f64,
@@ -53,25 +49,22 @@ fn peak_memory_mib() -> Option<f64> {
     line.trim().strip_suffix("kB")?.trim().parse::<f64>().ok().map(|kib| kib / 1024.0)
 }
 
-/// Writes `metrics.json` into `folder`. Collective: rank 0 writes what all ranks counted.
+/// Writes `metrics.json` into `folder`: `results` beside what every program tells. Collective: rank 0 writes what all
+/// ranks counted.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn write(rank: &Rank, folder: &Path, test: &Evaluation, losses: &[f32], timing: Timing) -> Result<(), Error> {
+pub fn write(rank: &Rank, folder: &Path, results: &impl Serialize, losses: &[f32], timing: Timing) -> Result<(), Error> {
     let own = OfRank { peak_memory_mib: peak_memory_mib(), communication: rank.device.stats() };
     let own = serde_json::to_vec(&own).map_err(|e| Error::First(e.to_string()))?;
     let all = rank.world().gather(0, &own)?;
     on_first(rank.world(), || {
         let of_ranks = all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<Vec<serde_json::Value>, _>>();
         let of_ranks = of_ranks.map_err(|e| Error::First(e.to_string()))?;
-        let named = |values: Vec<f64>| test.names.iter().map(String::as_str).zip(values).collect();
         let metrics = Metrics {
             grid: rank.mesh.grid().to_string(),
             ranks: rank.mesh.grid().ranks(),
-            parameters: &test.names,
-            test_universes: test.truth.len(),
-            test_mse: named(test.mse()),
-            constant_mse: named(test.constant_mse()),
+            results,
             steps: timing.steps,
             seconds: timing.whole.as_secs_f64(),
             seconds_per_step: timing.in_steps.as_secs_f64() / timing.steps.max(1) as f64,

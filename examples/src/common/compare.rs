@@ -1,35 +1,41 @@
 //! One training step, written down: to compare grids.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use burn::module::AutodiffModule;
-use burn::nn::loss::{MseLoss, Reduction};
 use burn::tensor::backend::Backend as _;
-use burn_spatial_io::{LoaderOptions, check_ids};
+use burn_spatial_io::check_ids;
 use burn_spatial_models::weights::{self, Named};
 
-use super::cli::CompareArgs;
-use super::data::{Scaling, Universes};
+use super::checkpoint::State;
+use super::data::Scaling;
 use super::ranks::{Rank, on_all, on_first};
-use super::{Backend, Error, train};
+use super::training::Task;
+use super::{Backend, Error};
 
-/// `cosmoflow compare-ranks` on one rank: the same weights and batch on every grid. Collective: rank 0 writes.
+/// Writes loss, gradients and running statistics of the first step of `task` to `out` (safetensors), and prints the
+/// largest relative difference to such a file, `against`: the same weights and batch on every grid. Collective: rank 0
+/// writes.
 ///
 /// # Errors
 /// When data cannot be read, the file not written, or the other file holds another step.
-pub fn run(rank: Rank, args: &CompareArgs) -> Result<(), Error> {
-    let universes = Universes::of_folder(&rank, &args.data)?;
-    let targets = on_all(rank.world(), universes.targets())?;
-    Backend::seed(&rank.device, args.model.seed);
-    let config = train::network(&args.model, &universes, &targets).config();
-    let model = on_all(rank.world(), config.init::<Backend>(&rank.device).map_err(Error::from))?;
-    let options = LoaderOptions { batch: args.model.batch.get(), seed: None, workers: 1, prefetch: 1 };
-    let loader = universes.loader::<Backend>(&rank, &targets, &Scaling::measure(&rank, &universes)?, options, None);
+pub fn step<T: Task>(
+    rank: &Rank,
+    task: &T,
+    (setup, scaling): (T::Setup, Scaling),
+    seed: u64,
+    out: &Path,
+    against: Option<&Path>,
+) -> Result<(), Error> {
+    Backend::seed(&rank.device, seed);
+    let model = on_all(rank.world(), T::model(&setup, &rank.device))?;
+    let state = State::new(setup, scaling, String::new());
     let mut step = Named::new();
-    if let Some(batch) = loader.epoch(0).next() {
+    if let Some(batch) = task.batches(&state).next() {
         let batch = batch?;
-        check_ids(&batch.ids, &rank.mesh)?;
-        let loss = MseLoss::new().forward(model.forward(batch.volumes), batch.targets, Reduction::Mean);
+        check_ids(T::ids(&batch), &rank.mesh)?;
+        let loss = task.loss(&model, batch);
         let gradients = loss.backward();
         let gradients = weights::gradients(&model, &gradients).into_iter();
         step.extend(gradients.map(|(name, data)| (format!("gradient/{name}"), data)));
@@ -37,8 +43,8 @@ pub fn run(rank: Rank, args: &CompareArgs) -> Result<(), Error> {
         step.extend(statistics.map(|(name, data)| (format!("statistic/{name}"), data)));
         step.insert("loss".into(), loss.into_data());
     }
-    on_first(rank.world(), || weights::write_safetensors(&args.out, &step).map_err(Error::from))?;
-    if let Some(other) = &args.against {
+    on_first(rank.world(), || weights::write_safetensors(out, &step).map_err(Error::from))?;
+    if let Some(other) = against {
         let largest = on_first(rank.world(), || {
             let differences = differences(&step, &weights::read_safetensors(other, "")?)?;
             let largest = differences.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));

@@ -11,11 +11,13 @@ use burn::module::Module;
 use burn::optim::Optimizer;
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
-use burn_spatial_models::{Adam, CosmoFlow, CosmoFlowConfig};
+use burn_spatial_models::Adam;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::data::{Scaling, Targets};
+use super::data::Scaling;
 use super::ranks::{Rank, bytes_on_first, on_all, on_first};
+use super::training::Task;
 use super::{Backend, Error};
 
 /// Name of the newest checkpoint in the output folder.
@@ -23,21 +25,20 @@ pub const FILE_NAME: &str = "checkpoint.bin";
 
 const VERSION: u32 = 1;
 
-/// The optimizer of the network.
-pub type AdamOptimizer = OptimizerAdaptor<Adam, CosmoFlow<Backend>, Backend>;
+/// The optimizer of a network.
+pub type AdamOptimizer<M> = OptimizerAdaptor<Adam, M, Backend>;
 
-/// Where a training is.
+/// Where a training is; `S` is the network, and what a program says of its data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct State {
+pub struct State<S> {
     /// Version of the file format.
     pub version: u32,
-    /// The network.
-    pub config: Network,
-    /// What it predicts.
-    pub targets: Targets,
-    /// How its input is scaled.
+    /// The network and its data.
+    #[serde(flatten)]
+    pub setup: S,
+    /// How the input is scaled.
     pub scaling: Scaling,
-    /// What has to be the same for a training to go on: epochs, batch, seed, learning rate, augmentation and number of samples.
+    /// What has to be the same for a training to go on: epochs, batch, seed, learning rate, number of samples and the like.
     pub schedule: String,
     /// Epochs done.
     pub epoch: usize,
@@ -51,50 +52,10 @@ pub struct State {
     pub lengths: [usize; 2],
 }
 
-/// [`CosmoFlowConfig`] as a checkpoint keeps it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Network {
-    /// Voxels along each edge.
-    pub width: usize,
-    /// Channels.
-    pub inputs: usize,
-    /// Parameters predicted.
-    pub outputs: usize,
-    /// Whether there is batch norm.
-    pub batch_norm: bool,
-    /// Dropout.
-    pub dropout: f64,
-    /// Divisor of channels and units.
-    pub scale: usize,
-}
-
-impl Network {
-    /// As Burn's config.
-    pub fn config(&self) -> CosmoFlowConfig {
-        CosmoFlowConfig::new(self.width)
-            .with_inputs(self.inputs)
-            .with_outputs(self.outputs)
-            .with_batch_norm(self.batch_norm)
-            .with_dropout(self.dropout)
-            .with_scale(self.scale)
-    }
-}
-
-impl State {
+impl<S> State<S> {
     /// The state before the first step.
-    pub fn new(config: Network, targets: Targets, scaling: Scaling, schedule: String) -> State {
-        State {
-            version: VERSION,
-            config,
-            targets,
-            scaling,
-            schedule,
-            epoch: 0,
-            step: 0,
-            random: (0, 0),
-            losses: Vec::new(),
-            lengths: [0; 2],
-        }
+    pub fn new(setup: S, scaling: Scaling, schedule: String) -> State<S> {
+        State { version: VERSION, setup, scaling, schedule, epoch: 0, step: 0, random: (0, 0), losses: Vec::new(), lengths: [0; 2] }
     }
 }
 
@@ -109,7 +70,7 @@ pub fn previous(path: &Path) -> PathBuf {
     name.into()
 }
 
-fn encode(state: &State, model: &CosmoFlow<Backend>, optimizer: &AdamOptimizer) -> Result<Vec<u8>, String> {
+fn encode<T: Task>(state: &State<T::Setup>, model: &T::Model, optimizer: &AdamOptimizer<T::Model>) -> Result<Vec<u8>, String> {
     let model: Vec<u8> = Recorder::<Backend>::record(&recorder(), model.clone().into_record(), ()).map_err(|e| e.to_string())?;
     let optimizer: Vec<u8> = Recorder::<Backend>::record(&recorder(), optimizer.to_record(), ()).map_err(|e| e.to_string())?;
     let state = State { lengths: [model.len(), optimizer.len()], ..state.clone() };
@@ -122,13 +83,13 @@ fn encode(state: &State, model: &CosmoFlow<Backend>, optimizer: &AdamOptimizer) 
 }
 
 /// The state and the two records of a whole file.
-fn decode(bytes: &[u8]) -> Result<(State, &[u8], &[u8]), String> {
+fn decode<S: DeserializeOwned>(bytes: &[u8]) -> Result<(State<S>, &[u8], &[u8]), String> {
     let (content, sum) = bytes.split_last_chunk::<4>().ok_or("it is empty")?;
     if crc32fast::hash(content) != u32::from_le_bytes(*sum) {
         return Err("its checksum is wrong: it is damaged or no checkpoint".into());
     }
     let end = content.iter().position(|b| *b == b'\n').ok_or("it has no header")?;
-    let state: State = serde_json::from_slice(&content[..end]).map_err(|e| format!("its header cannot be read: {e}"))?;
+    let state: State<S> = serde_json::from_slice(&content[..end]).map_err(|e| format!("its header cannot be read: {e}"))?;
     if state.version != VERSION {
         return Err(format!("it has version {}, this program reads version {VERSION}", state.version));
     }
@@ -145,9 +106,15 @@ fn decode(bytes: &[u8]) -> Result<(State, &[u8], &[u8]), String> {
 ///
 /// # Errors
 /// [`Error::Io`] and [`Error::Checkpoint`].
-pub fn save(rank: &Rank, path: &Path, state: &State, model: &CosmoFlow<Backend>, optimizer: &AdamOptimizer) -> Result<(), Error> {
+pub fn save<T: Task>(
+    rank: &Rank,
+    path: &Path,
+    state: &State<T::Setup>,
+    model: &T::Model,
+    optimizer: &AdamOptimizer<T::Model>,
+) -> Result<(), Error> {
     on_first(rank.world(), || {
-        let bytes = encode(state, model, optimizer).map_err(|e| Error::Checkpoint(format!("{}: {e}", path.display())))?;
+        let bytes = encode::<T>(state, model, optimizer).map_err(|e| Error::Checkpoint(format!("{}: {e}", path.display())))?;
         let mut partial = path.as_os_str().to_owned();
         partial.push(".partial");
         let partial = PathBuf::from(partial);
@@ -165,10 +132,10 @@ pub fn save(rank: &Rank, path: &Path, state: &State, model: &CosmoFlow<Backend>,
 }
 
 /// A usable file at `path` or, where that is damaged or missing, the previous one.
-fn read(path: &Path) -> Result<Vec<u8>, Error> {
+fn read<S: DeserializeOwned>(path: &Path) -> Result<Vec<u8>, Error> {
     let check = |path: &Path| {
         let bytes = fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
-        decode(&bytes).map_err(|e| format!("{}: {e}", path.display()))?;
+        decode::<S>(&bytes).map_err(|e| format!("{}: {e}", path.display()))?;
         Ok(bytes)
     };
     check(path).or_else(|newest: String| {
@@ -183,20 +150,23 @@ pub fn exists(path: &Path) -> bool {
     path.exists() || previous(path).exists()
 }
 
+/// What a checkpoint holds.
+pub type Loaded<T> = (State<<T as Task>::Setup>, <T as Task>::Model, AdamOptimizer<<T as Task>::Model>);
+
 /// The checkpoint at `path`, or the previous one with a message where that is damaged. Collective: rank 0 reads. The
 /// grid may be another than the one that saved it.
 ///
 /// # Errors
 /// [`Error::Checkpoint`] when neither can be used.
-pub fn load(rank: &Rank, path: &Path) -> Result<(State, CosmoFlow<Backend>, AdamOptimizer), Error> {
-    let bytes = bytes_on_first(rank.world(), || read(path))?;
+pub fn load<T: Task>(rank: &Rank, path: &Path) -> Result<Loaded<T>, Error> {
+    let bytes = bytes_on_first(rank.world(), || read::<T::Setup>(path))?;
     let parts = || -> Result<_, Error> {
         let bad = |cause: String| Error::Checkpoint(format!("{}: {cause}", path.display()));
-        let (state, model, optimizer) = decode(&bytes).map_err(bad)?;
+        let (state, model, optimizer) = decode::<T::Setup>(&bytes).map_err(bad)?;
         let record = |bytes: &[u8]| bytes.to_vec();
         let model = Recorder::<Backend>::load(&recorder(), record(model), &rank.device).map_err(|e| bad(e.to_string()))?;
         let optimizer = Recorder::<Backend>::load(&recorder(), record(optimizer), &rank.device).map_err(|e| bad(e.to_string()))?;
-        let network = state.config.config().init::<Backend>(&rank.device)?;
+        let network = T::model(&state.setup, &rank.device)?;
         Ok((state, network.load_record(model), Adam::default().init().load_record(optimizer)))
     };
     on_all(rank.world(), parts())

@@ -6,9 +6,9 @@ use burn_spatial::comm::CommError;
 use burn_spatial::launch::LaunchError;
 use burn_spatial::mesh::MeshError;
 use burn_spatial_io::synth::SynthError;
-use burn_spatial_io::{DataError, IdsError};
-use burn_spatial_models::cosmoflow::ConfigError;
+use burn_spatial_io::{DataError, IdsError, WriteError};
 use burn_spatial_models::weights::WeightsError;
+use burn_spatial_models::{cosmoflow, unet};
 
 /// Why the program ends.
 #[derive(Debug, thiserror::Error)]
@@ -25,13 +25,19 @@ pub enum Error {
     /// Ranks hold blocks of different samples.
     #[error(transparent)]
     Ids(#[from] IdsError),
-    /// There is no such network.
+    /// There is no such CosmoFlow.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    CosmoFlow(#[from] cosmoflow::ConfigError),
+    /// There is no such U-Net.
+    #[error(transparent)]
+    UNet(#[from] unet::ConfigError),
     /// Weights do not fit.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// Universes cannot be made.
+    /// A volume cannot be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// Synthetic volumes cannot be made.
     #[error(transparent)]
     Synth(#[from] SynthError),
     /// The ranks could not be started, or one failed.

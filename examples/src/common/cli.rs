@@ -1,0 +1,47 @@
+//! Options that programs share.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use burn_spatial::Grid;
+use clap::Args;
+
+/// What a grid is, for `--help`.
+pub const GRID_HELP: &str = "\
+Ranks along data, depth, height and width, as in 2x2x2x1
+
+N x D x H x W: N groups share the batch, and each splits its volumes into D x H x W blocks.
+With --grid 2x2x2x1 eight ranks hold
+
+      half the batch      the other half
+        height ->           height ->
+    d  +---+---+        d  +---+---+
+    e  | 0 | 1 |        e  | 4 | 5 |
+    p  +---+---+        p  +---+---+
+    t  | 2 | 3 |        t  | 6 | 7 |
+    h  +---+---+        h  +---+---+
+
+Results do not depend on the grid, up to rounding. Start as many ranks as the grid has:
+mpirun -n 8 PROGRAM ..., or --local-ranks 8.";
+
+/// Where the program runs.
+#[derive(Args, Clone, Debug)]
+pub struct RankArgs {
+    /// Ranks along data, depth, height and width, as in 2x2x2x1 (--help shows a picture)
+    #[arg(long, default_value = "1x1x1x1", long_help = GRID_HELP)]
+    pub grid: Grid,
+    /// Run this many ranks as threads of this process, without mpirun
+    #[arg(long, value_name = "P")]
+    pub local_ranks: Option<NonZeroUsize>,
+}
+
+/// Which files are held out.
+#[derive(Args, Clone, Debug)]
+pub struct TestArgs {
+    /// Folder of files to test on
+    #[arg(long, value_name = "DIR")]
+    pub test_data: Option<PathBuf>,
+    /// Without --test-data: share of --data that is held out
+    #[arg(long, default_value_t = 0.2, value_name = "SHARE")]
+    pub test_fraction: f64,
+}

@@ -1,0 +1,120 @@
+//! Data on the grid.
+
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn_spatial::comm::ReduceOp;
+use burn_spatial::layout::{Axis, balanced_offsets};
+use burn_spatial::mesh::MeshAxis;
+use burn_spatial::place::{self, SpatialBackend};
+use burn_spatial::{Grid, Layout};
+use burn_spatial_io::{BlockSpec, DataError, Place, Scratch, Transform, VolumeFile};
+use serde::{Deserialize, Serialize};
+
+use super::Error;
+use super::ranks::{Rank, on_first};
+
+/// Volumes that [`Scaling::measure`] looks at, at most.
+const MEASURED: usize = 16;
+
+/// What is done to the values of each channel: minus the mean, over the deviation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Scaling {
+    /// Of each channel.
+    pub mean: Vec<f32>,
+    /// Of each channel.
+    pub deviation: Vec<f32>,
+}
+
+impl Scaling {
+    /// Measures the first volumes of a set, each rank its block, after `transform`. `open` opens one; all have the same
+    /// shape. Collective.
+    ///
+    /// # Errors
+    /// [`Error::Data`] when one cannot be read.
+    pub fn measure(
+        rank: &Rank,
+        files: &[PathBuf],
+        transform: Transform,
+        open: impl Fn(&Path) -> Result<VolumeFile, DataError>,
+    ) -> Result<Scaling, Error> {
+        // Count, then sum and sum of squares of each channel.
+        let mut sums = Vec::new();
+        let (mut scratch, mut read) = (Scratch::default(), Vec::new());
+        for path in files.iter().take(MEASURED) {
+            let file = open(path)?;
+            let shape = file.shape();
+            let slab = BlockSpec::of(&rank.mesh).slab(shape.extent);
+            file.read(slab, transform, &mut scratch, &mut read)?;
+            sums.resize(1 + 2 * shape.channels, 0.0f64);
+            sums[0] += slab.voxels() as f64;
+            for (channel, voxels) in read.chunks(slab.voxels()).enumerate() {
+                sums[1 + 2 * channel] += voxels.iter().map(|v| f64::from(*v)).sum::<f64>();
+                sums[2 + 2 * channel] += voxels.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
+            }
+        }
+        let bytes = sums.iter().flat_map(|v| v.to_ne_bytes()).collect();
+        let bytes = rank.world().all_reduce(bytes, DType::F64, ReduceOp::Sum)?;
+        let sums: Vec<f64> = bytes.as_chunks().0.iter().map(|v| f64::from_ne_bytes(*v)).collect();
+        let mean = |channel: usize| sums[1 + 2 * channel] / sums[0];
+        let deviation = |channel: usize| (sums[2 + 2 * channel] / sums[0] - mean(channel).powi(2)).max(0.0).sqrt();
+        let channels = 0..sums.len() / 2;
+        Ok(Scaling {
+            mean: channels.clone().map(|c| mean(c) as f32).collect(),
+            // A channel without structure stays as it is.
+            deviation: channels.map(|c| if deviation(c) > 1e-6 { deviation(c) as f32 } else { 1.0 }).collect(),
+        })
+    }
+
+    /// Scales `[channels, voxels]` in place.
+    pub fn apply(&self, block: &mut [f32]) {
+        let voxels = block.len() / self.mean.len();
+        for (voxels, (mean, deviation)) in block.chunks_mut(voxels).zip(self.mean.iter().zip(&self.deviation)) {
+            voxels.iter_mut().for_each(|v| *v = (*v - mean) / deviation);
+        }
+    }
+}
+
+/// Places blocks on a grid.
+#[derive(Clone, Copy, Debug)]
+pub struct OnGrid(pub Grid);
+
+impl<B: SpatialBackend> Place<B> for OnGrid {
+    fn place<const D: usize>(
+        &self,
+        local: TensorData,
+        global: [usize; D],
+        split: [Option<MeshAxis>; D],
+        device: &B::Device,
+    ) -> Tensor<B, D> {
+        place::from_local(local, self.layout(global, split), device)
+    }
+
+    fn place_int<const D: usize>(
+        &self,
+        local: TensorData,
+        global: [usize; D],
+        split: [Option<MeshAxis>; D],
+        device: &B::Device,
+    ) -> Tensor<B, D, Int> {
+        place::from_local_int(local, self.layout(global, split), device)
+    }
+}
+
+impl OnGrid {
+    fn layout<const D: usize>(&self, global: [usize; D], split: [Option<MeshAxis>; D]) -> Layout {
+        let axis = |(extent, split): (usize, Option<MeshAxis>)| match split {
+            Some(axis) => vec![Axis::split(axis, balanced_offsets(extent, self.0.size(axis)))],
+            None => vec![Axis::full(extent)],
+        };
+        Layout::new(global.into_iter().zip(split).map(axis).collect())
+    }
+}
+
+/// Makes `folder` and its parents. Collective: rank 0 does it.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn make_folder(rank: &Rank, folder: &Path) -> Result<(), Error> {
+    on_first(rank.world(), || std::fs::create_dir_all(folder).map_err(Error::io(folder)))
+}

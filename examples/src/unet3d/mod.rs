@@ -1,0 +1,28 @@
+//! 3D U-Net: training, evaluation, prediction and synthetic volumes, under `mpirun` or on threads.
+
+pub mod cli;
+pub mod data;
+pub mod evaluate;
+pub mod plot;
+pub mod predict;
+pub mod synth;
+pub mod train;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::common::{self, ranks};
+use cli::{Cli, Command};
+
+/// Parses the command line and runs it. An error is one line on stderr and exit code 1.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    common::main(|| match cli.command {
+        Command::Train(args) => ranks::start(&args.ranks, |rank| train::run(rank, &args)),
+        Command::Eval(args) => ranks::start(&args.ranks, |rank| evaluate::run(rank, &args)),
+        Command::Predict(args) => ranks::start(&args.ranks, |rank| predict::run(rank, &args)),
+        Command::CompareRanks(args) => ranks::start(&args.ranks, |rank| train::compare_ranks(rank, &args)),
+        Command::Synth(args) => synth::run(&args),
+    })
+}

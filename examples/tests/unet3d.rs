@@ -1,0 +1,198 @@
+//! The unet3d program on thread ranks: training, tests, predictions and errors.
+
+use std::fs;
+use std::path::Path;
+
+use burn_spatial_examples::common::{Error, checkpoint, compare, ranks};
+use burn_spatial_examples::unet3d::cli::{Cli, Command, TrainArgs};
+use burn_spatial_examples::unet3d::train::{self, Outcome};
+use burn_spatial_examples::unet3d::{evaluate, predict, synth};
+use burn_spatial_io::{ChannelAxis, Hyperslab, VolumeFile};
+use burn_spatial_models::weights::read_safetensors;
+use clap::Parser;
+use tempfile::TempDir;
+
+fn parse(words: &[&str]) -> Command {
+    Cli::try_parse_from([&["unet3d"], words].concat()).unwrap().command
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn make(folder: &Path, count: &str, size: &str) {
+    let Command::Synth(args) = parse(&["synth", "--out", text(folder), "--count", count, "--size", size]) else { unreachable!() };
+    synth::run(&args).unwrap();
+}
+
+/// A folder with six volumes in `data`.
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    make(&folder.path().join("data"), "6", "12");
+    folder
+}
+
+/// Ranks of `grid`, as options.
+fn on(grid: &str) -> [String; 4] {
+    let ranks: usize = grid.split('x').map(|n| n.parse::<usize>().unwrap()).product();
+    ["--grid".into(), grid.into(), "--local-ranks".into(), ranks.to_string()]
+}
+
+fn words<'a>(first: &[&'a str], grid: &'a [String], more: &[&'a str]) -> Vec<&'a str> {
+    let grid: Vec<&str> = grid.iter().map(String::as_str).collect();
+    [first, &grid, more].concat()
+}
+
+fn train_args(folder: &Path, out: &str, grid: &str, more: &[&str]) -> TrainArgs {
+    let (data, out, grid) = (folder.join("data"), folder.join(out), on(grid));
+    let first = ["train", "--data", text(&data), "--out", text(&out), "--depth", "2", "--width", "4", "--epochs", "4"];
+    let more = [&["--test-fraction", "0.34"], more].concat();
+    let Command::Train(args) = parse(&words(&first, &grid, &more)) else { unreachable!() };
+    args
+}
+
+fn train(args: &TrainArgs) -> Result<Outcome, Error> {
+    ranks::start(&args.ranks, |rank| train::train(&rank, args))
+}
+
+fn json(path: &Path) -> serde_json::Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+fn numbers(value: &serde_json::Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
+}
+
+#[test]
+fn two_epochs_and_two_are_four_on_another_grid_too() {
+    let folder = folder();
+    let whole = train(&train_args(folder.path(), "whole", "1x2x1x1", &[])).unwrap();
+    assert_eq!(whole.losses.len(), 4 * 2);
+    let first = train(&train_args(folder.path(), "parts", "1x2x1x1", &["--stop-after", "2"])).unwrap();
+    assert_eq!(first.losses, whole.losses[..4]);
+    assert!(first.test.is_none());
+    let file = folder.path().join("parts").join(checkpoint::FILE_NAME);
+    let saved = fs::read(&file).unwrap();
+    let second = train(&train_args(folder.path(), "parts", "1x2x1x1", &["--resume"])).unwrap();
+    assert_eq!(second.losses, whole.losses);
+    assert_eq!(second.test, whole.test);
+    fs::write(&file, saved).unwrap();
+    let other = train(&train_args(folder.path(), "parts", "1x1x2x2", &["--resume"])).unwrap();
+    let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-3 * a.abs();
+    assert!(other.losses.iter().zip(&whole.losses).all(near), "{:?} and {:?}", other.losses, whole.losses);
+    let message = train(&train_args(folder.path(), "parts", "1x1x1x1", &["--resume", "--width", "2"])).err().unwrap().to_string();
+    assert!(message.contains("width: 4") && message.contains("width: 2"), "{message}");
+}
+
+#[test]
+fn a_trained_network_reports_is_tested_and_predicts() {
+    let folder = folder();
+    let outcome = train(&train_args(folder.path(), "run", "2x1x2x1", &["--class-weights", "0.5,1,1"])).unwrap();
+    assert!(outcome.losses.last() < outcome.losses.first());
+    let run = folder.path().join("run");
+    assert!(fs::read(run.join("loss.png")).unwrap().starts_with(b"\x89PNG"));
+    let metrics = json(&run.join("metrics.json"));
+    let counts = outcome.test.unwrap();
+    assert_eq!(counts.truth.iter().sum::<u64>(), 2 * 12 * 12 * 12);
+    assert_eq!(numbers(&metrics["dice"]), counts.dice().into_iter().flatten().collect::<Vec<_>>());
+    assert_eq!(numbers(&metrics["iou"]).len(), 3);
+    assert_eq!((&metrics["test_volumes"], &metrics["grid"]), (&2.into(), &"2x1x2x1".into()));
+
+    // The same counts on every grid, for volumes of any extent.
+    let (other, checkpoint) = (folder.path().join("other"), run.join(checkpoint::FILE_NAME));
+    make(&other, "2", "13");
+    let mut all = Vec::new();
+    for grid in ["1x1x1x1", "1x2x1x2", "2x1x3x1"] {
+        let (out, ranks) = (folder.path().join(grid), on(grid));
+        let first = ["eval", "--data", text(&other), "--checkpoint", text(&checkpoint), "--out", text(&out)];
+        let Command::Eval(args) = parse(&words(&first, &ranks, &[])) else { unreachable!() };
+        ranks::start(&args.ranks, |rank| evaluate::run(rank, &args)).unwrap();
+        let metrics = json(&out.join("metrics.json"));
+        assert_eq!(metrics["test_volumes"], 2);
+        all.push(numbers(&metrics["dice"]));
+    }
+    // A voxel whose two best classes are equal but for rounding may differ.
+    for other in &all[1..] {
+        assert!(other.iter().zip(&all[0]).all(|(a, b)| (a - b).abs() < 1e-3), "{all:?}");
+    }
+
+    let input = fs::read_dir(&other).unwrap().next().unwrap().unwrap().path();
+    let mut predictions = Vec::new();
+    for grid in ["1x1x1x1", "1x2x1x2", "1x1x2x1"] {
+        let (out, ranks) = (folder.path().join(format!("predicted-{grid}")), on(grid));
+        let first = ["predict", "--input", text(&input), "--checkpoint", text(&checkpoint), "--out", text(&out)];
+        let Command::Predict(args) = parse(&words(&first, &ranks, &[])) else { unreachable!() };
+        ranks::start(&args.ranks, |rank| predict::run(rank, &args)).unwrap();
+        assert!(fs::read(out.join("prediction.png")).unwrap().starts_with(b"\x89PNG"));
+        // Opened by the volume, checked against it: classes of the same extent.
+        let file = hdf5_metno::File::open(out.join(predict::FILE_NAME)).unwrap();
+        let data = file.dataset("segmentation").unwrap();
+        assert_eq!(data.shape(), [13, 13, 13]);
+        predictions.push(data.read_raw::<u8>().unwrap());
+    }
+    assert!(predictions[0].iter().all(|class| *class < 3));
+    for other in &predictions[1..] {
+        let differ = other.iter().zip(&predictions[0]).filter(|(a, b)| a != b).count();
+        assert!(differ <= 2, "{differ} voxels differ");
+    }
+    let volume = VolumeFile::open(&input, "volume", ChannelAxis::Optional, 0).unwrap();
+    let slab = Hyperslab { start: [0; 3], extent: [13; 3] };
+    let truth = volume.classes("segmentation", slab, 3, None).unwrap();
+    let right = predictions[0].iter().zip(&truth).filter(|(a, b)| i32::from(**a) == **b).count();
+    assert!(right > truth.len() / 2, "{right} of {} voxels are right", truth.len());
+}
+
+#[test]
+fn a_step_is_the_same_on_every_grid() {
+    let folder = folder();
+    let data = folder.path().join("data");
+    let steps: Vec<_> = ["1x1x1x1", "2x2x1x1", "1x2x2x2"]
+        .into_iter()
+        .map(|grid| {
+            let (out, ranks) = (folder.path().join(format!("{grid}.safetensors")), on(grid));
+            let first = ["compare-ranks", "--data", text(&data), "--out", text(&out), "--depth", "2", "--width", "4"];
+            let Command::CompareRanks(args) = parse(&words(&first, &ranks, &[])) else { unreachable!() };
+            ranks::start(&args.ranks, |rank| train::compare_ranks(rank, &args)).unwrap();
+            read_safetensors(&out, "").unwrap()
+        })
+        .collect();
+    // Loss; 6 convolutions with batch norms, a transposed one and the head; running statistics.
+    assert_eq!(steps[0].len(), 1 + 6 * 3 + 2 + 2 + 6 * 2);
+    for other in &steps[1..] {
+        for (name, difference) in compare::differences(&steps[0], other).unwrap() {
+            assert!(difference < 1e-3, "{name} differs by {difference}");
+        }
+    }
+}
+
+#[test]
+fn errors_name_what_is_wrong() {
+    let folder = folder();
+    let with = |change: &dyn Fn(&mut TrainArgs)| {
+        let mut args = train_args(folder.path(), "run", "1x2x1x1", &[]);
+        change(&mut args);
+        train(&args).err().unwrap().to_string()
+    };
+    let message = with(&|args| args.ranks.grid = burn_spatial::Grid([1, 2, 2, 1]));
+    assert!(message.contains("= 4 ranks, but 2 were started"), "{message}");
+    let message = with(&|args| args.data = folder.path().join("elsewhere"));
+    assert!(message.contains("elsewhere"), "{message}");
+    let message = with(&|args| args.model.class_weights = vec![1.0; 2]);
+    assert!(message.contains("2 weights for 3 classes"), "{message}");
+    let message = with(&|args| args.model.depth = 0);
+    assert!(message.contains("1 to 16 levels, not 0"), "{message}");
+    let message = with(&|args| args.files.volume = "image".into());
+    assert!(message.contains("dataset 'image'") && message.contains("the file has segmentation, volume"), "{message}");
+    let message = with(&|args| args.files.segmentation = "label".into());
+    assert!(message.contains("dataset 'label'") && message.contains("no labels"), "{message}");
+    let message = with(&|args| args.model.classes = 2);
+    assert!(message.contains("expected classes from 0 to 1, found 2 at depth"), "{message}");
+    let message = with(&|args| args.epochs = 0);
+    assert!(message.contains("--epochs"), "{message}");
+
+    let (data, out, nothing) = (folder.path().join("data"), folder.path().join("out"), folder.path().join("none.bin"));
+    let words = ["eval", "--data", text(&data), "--checkpoint", text(&nothing), "--out", text(&out)];
+    let Command::Eval(args) = parse(&words) else { unreachable!() };
+    let message = ranks::start(&args.ranks, |rank| evaluate::run(rank, &args)).err().unwrap().to_string();
+    assert!(message.contains("none.bin"), "{message}");
+}
