@@ -18,7 +18,9 @@ use crate::suite::{Device, Program};
 type B = Autodiff<Spatial<Flex>>;
 type Volume = Tensor<B, 5>;
 
-fn check(op: &str, count: usize, run: impl Fn(&Case, DType) -> Outcome) {
+/// Runs all cases of `op` in both types, without a gather.
+fn check(device: &Device, op: &str, count: usize, run: impl Fn(&Case, DType) -> Outcome) {
+    let before = device.stats().gathered();
     let cases = fixtures::cases(op);
     assert_eq!(cases.len(), count, "cases of {op}");
     for case in &cases {
@@ -26,6 +28,7 @@ fn check(op: &str, count: usize, run: impl Fn(&Case, DType) -> Outcome) {
             case.check(&run(case, dtype), tolerance);
         }
     }
+    assert_eq!(device.stats().gathered(), before, "{op} gathered: {}", device.stats());
 }
 
 /// `array` of `case`, split as far as it goes, its gradient asked for.
@@ -48,10 +51,9 @@ fn norm(case: &Case, weight: &str, bias: &str, eps: f64, dtype: DType, device: &
 }
 
 /// BatchNorm in training, its statistics too, and its formula in evaluation (Burn's module trains wherever autodiff
-/// is), without a gather.
+/// is).
 pub fn batch_norm(device: &Device) {
-    let before = device.stats().gathered();
-    check("batch_norm", 3, |case, dtype| {
+    check(device, "batch_norm", 3, |case, dtype| {
         let mut outcome = Outcome::default();
         let x = split(case, "x", dtype, device);
         let mut norm = norm(case, "w", "b", case.number("eps"), dtype, device);
@@ -93,12 +95,11 @@ pub fn batch_norm(device: &Device) {
         outcome.values.insert("gb", values(norm.beta.grad(&grads).expect("a gradient of the shift")));
         outcome
     });
-    assert_eq!(device.stats().gathered(), before, "batch norm gathered: {}", device.stats());
 }
 
 /// Leaky ReLU, the mean over a volume, and the mean squared error.
 pub fn misc(device: &Device) {
-    check("misc", 3, |case, dtype| {
+    check(device, "misc", 3, |case, dtype| {
         let mut outcome = Outcome::default();
         let gradient = match case.name.as_str() {
             "a_leaky_relu" => {
@@ -136,7 +137,7 @@ struct One<B: Backend> {
 
 /// Adam and AdamW, five steps each.
 pub fn adam(device: &Device) {
-    check("adam", 2, |case, dtype| {
+    check(device, "adam", 2, |case, dtype| {
         let beta = |name| case.number(name);
         let decay = case.number("weight_decay");
         assert!(decay == 0.0 || case.flag("decoupled"));
@@ -158,7 +159,7 @@ pub fn adam(device: &Device) {
 
 /// A step down and up a U-Net: convolution, batch norm, leaky ReLU, pool, transposed convolution, skip connection.
 pub fn block(device: &Device) {
-    check("block", 2, |case, dtype| {
+    check(device, "block", 2, |case, dtype| {
         let x = split(case, "x", dtype, device);
         let [w1, w2] = ["w1", "w2"].map(|name| case.tensor::<B, 5>(name, dtype, device).require_grad());
         let norm = norm(case, "bn_w", "bn_b", case.number("bn_eps"), dtype, device);
@@ -168,7 +169,7 @@ pub fn block(device: &Device) {
         let stride = [case.number("stride") as usize; 3];
         let conv = |x, w, stride| padded_conv3d(x, w, None, &ConvSpec { stride, padding: [(half, half); 3], ..Default::default() });
         let relu = LeakyReluConfig::new().with_negative_slope(case.number("slope")).init();
-        let pool = PoolSpec { kernel: [3; 3], stride: [2; 3], padding: [1; 3], count_include_pad: true };
+        let pool = PoolSpec { kernel: [3; 3], stride: [2; 3], padding: [1; 3], count_include_pad: true, ceil: false, dilation: [1; 3] };
 
         let top = relu.forward(norm.forward(conv(x.clone(), w1.clone(), stride)));
         let low = if case.params["pool"] == "max" { max_pool3d(top.clone(), &pool).0 } else { avg_pool3d(top.clone(), &pool) };

@@ -10,6 +10,7 @@ use crate::halo::{AxisNeed, AxisWindow, Piece, WindowPlan, exchange};
 use crate::kind::Kind;
 use crate::layout::{Axis, Layout, balanced_offsets, unify};
 use crate::mesh::MeshAxis;
+use crate::nn::PaddingMode;
 use crate::redistribute::redistribute;
 use crate::tensor::{SpatialTensor, communicated};
 
@@ -137,7 +138,7 @@ pub(crate) fn unfold<B: Backend, K: Kind<B>>(
     op: &'static str,
     f: impl FnOnce(K::Primitive) -> K::Primitive,
 ) -> SpatialTensor<B, K> {
-    let window = AxisWindow { kernel: size, stride: step, dilation: 1, low: 0, high: 0, periodic: false };
+    let window = AxisWindow { kernel: size, stride: step, dilation: 1, low: 0, high: 0, mode: PaddingMode::Zeros };
     let split = one_split(tensor.layout(), dim).filter(|(_, offsets)| size > 0 && size <= offsets[offsets.len() - 1]);
     let windows = split.and_then(|_| window.output_axis(&tensor.layout().dim(dim)[0]));
     let tensor = if windows.is_some() { tensor } else { whole_dim(tensor, dim, op) };
