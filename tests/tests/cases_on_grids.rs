@@ -1,6 +1,8 @@
 //! Small cases with right values, worked out by hand, on lines split over two and more ranks along each axis.
 
 use burn::backend::{Autodiff, Flex};
+use burn::tensor::module::conv_transpose3d;
+use burn::tensor::ops::ConvTransposeOptions;
 use burn::tensor::{Tensor, TensorData};
 use burn_spatial::layout::{Axis, Layout, balanced_offsets};
 use burn_spatial::mesh::MeshAxis;
@@ -85,6 +87,30 @@ fn padding_that_is_asymmetric_strided_or_for_even_kernels() {
     convolutions(&TO_8, &[1.; 4], 1, (1, 2), zeros, &[6., 10., 14., 18., 22., 26., 21., 15.]);
     let ten: Vec<f32> = (1..=10).map(|i| i as f32).collect();
     convolutions(&ten, &[1.; 3], 2, (1, 1), zeros, &[3., 9., 15., 21., 27.]);
+}
+
+#[test]
+fn transposed_convolutions() {
+    // x, w, stride, padding, padding_out, result, gradient of its sum.
+    type Case<'a> = (&'a [f32], &'a [f32], usize, usize, usize, &'a [f32], &'a [f32]);
+    let cases: [Case; 3] = [
+        (&[1., 2., 3., 4.], &[1., 1., 1.], 1, 0, 1, &[1., 3., 6., 9., 7., 4., 0.], &[3.; 4]),
+        (&[1., 2., 3., 4.], &[1., 10.], 2, 0, 0, &[1., 10., 2., 20., 3., 30., 4., 40.], &[11.; 4]),
+        (&[1., 2., 3., 4.], &[1., 2., 3.], 2, 1, 1, &[2., 5., 4., 9., 6., 13., 8., 12.], &[5., 6., 6., 6.]),
+    ];
+    for (x, w, stride, padding, padding_out, y, dx) in cases {
+        for (line, grid) in lines() {
+            let (got, gradient) = agreed_on_grid(grid, |device| {
+                let x = line.tensor(x, device).require_grad();
+                let along = |value, other| line.along(value, other);
+                let options = ConvTransposeOptions::new(along(stride, 1), along(padding, 0), along(padding_out, 0), [1; 3], 1);
+                let y = conv_transpose3d(x.clone(), line.whole(w, device), None, options);
+                let grads = y.clone().sum().backward();
+                (numbers(y), x.grad(&grads).unwrap().into_data().to_vec::<f32>().unwrap())
+            });
+            assert_eq!((&got[..], &gradient[..]), (y, dx), "on {grid}");
+        }
+    }
 }
 
 #[test]
