@@ -2,10 +2,10 @@
 
 use std::fmt::Debug;
 
-use burn_backend::Backend;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use serde::{Deserialize, Serialize};
 
+use super::NormBackend;
 use crate::kernels::{Count, Position, Taps, Window, WindowAxis};
 
 /// What lies outside a volume.
@@ -310,7 +310,7 @@ pub fn same_padding(input: usize, kernel: usize, stride: usize, dilation: usize)
 /// A backend that runs window operations on whole volumes `[N, C, D, H, W]`. Specs are taken to fit the shapes: the
 /// modules check that with [`ConvSpec::window`], [`PoolSpec::window`] and [`UpsampleSpec::check`]. On a backend that
 /// splits volumes every method is collective.
-pub trait WindowBackend: Backend {
+pub trait WindowBackend: NormBackend {
     /// What a backward pass needs to know of an input without keeping its values: its shape, or its layout on a
     /// backend that splits volumes.
     type Placement: Clone + Send + Sync + Debug + 'static;
