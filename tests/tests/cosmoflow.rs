@@ -122,48 +122,86 @@ impl Run {
         });
         Outcome { losses, gradient_norms, sums: sums.collect() }
     }
+
+    /// The weights at the start of each step.
+    fn starts(&self) -> Vec<Named> {
+        let mut starts = Vec::new();
+        let steps = self.fixture.number("steps") as usize;
+        self.train::<Plain>(steps, &Default::default(), |x| x, |_, _, model, _| starts.push(weights::collect(model)));
+        starts
+    }
+
+    /// The loss of each step from given weights.
+    fn losses_from<B: WindowBackend + AutodiffBackend>(
+        &self,
+        starts: &[Named],
+        device: &B::Device,
+        split: impl Fn(Tensor<B, 5>) -> Tensor<B, 5>,
+    ) -> Vec<f64> {
+        let loss = |(step, start): (usize, &Named)| {
+            let start = start.iter().map(|(name, data)| (name.clone(), data.clone().convert_dtype(self.dtype))).collect();
+            let model = weights::load(self.model::<B>(device), &start).unwrap();
+            self.backward(&model, self.batch(step, device), &split).0
+        };
+        starts.iter().enumerate().map(loss).collect()
+    }
 }
 
-fn check(case: &str, dtype: DType, grids: &[Grid]) {
+/// In float64 all is as PyTorch's. In float32 the losses are of steps that start from float64 weights: where rounding
+/// moves a voxel across the kink of a leaky ReLU, its gradient jumps, and in the last layers, of 2^3 voxels, by a tenth
+/// of its channel's; weights that were stepped in float32 go ways of their own from then on, in PyTorch too.
+fn check(case: &str, dtype: DType) {
     let run = Run::new(case, dtype);
-    let tolerance = if dtype == DType::F64 { 1e-8 } else { 1e-4 };
+    let double = dtype == DType::F64;
+    let tolerance = if double { [1e-8; 2] } else { [1e-4, e2e::STEPPED] };
+    let starts = if double { Vec::new() } else { Run::new(case, DType::F64).starts() };
+    let compare = |mut outcome: Outcome, from_starts: Vec<f64>, grid: &str| {
+        if !double {
+            outcome.follows(&run.fixture, grid);
+            outcome.losses = from_starts;
+        }
+        outcome.check(&run.fixture, tolerance, grid);
+    };
     if case.contains("small") {
-        run.outcome::<Plain>(&Default::default(), |x| x).check(&run.fixture, dtype, [tolerance; 2], "Flex");
+        let device = Default::default();
+        compare(run.outcome::<Plain>(&device, |x| x), run.losses_from::<Plain>(&starts, &device, |x| x), "Flex");
     }
-    for grid in grids {
-        let outcome = agreed_on_grid(*grid, |device| run.outcome::<Split>(device, place::split));
-        outcome.check(&run.fixture, dtype, [tolerance; 2], &grid.to_string());
+    for grid in GRIDS {
+        let (outcome, losses) = agreed_on_grid(grid, |device| {
+            (run.outcome::<Split>(device, place::split), run.losses_from::<Split>(&starts, device, place::split))
+        });
+        compare(outcome, losses, &grid.to_string());
     }
 }
 
 #[test]
 fn small_in_float64() {
-    check("cosmoflow_small_32", DType::F64, &GRIDS);
+    check("cosmoflow_small_32", DType::F64);
 }
 
 #[test]
 fn small_in_float32() {
-    check("cosmoflow_small_32", DType::F32, &GRIDS);
+    check("cosmoflow_small_32", DType::F32);
 }
 
 #[test]
 fn small_without_batch_norm_in_float64() {
-    check("cosmoflow_small_32_nobn", DType::F64, &GRIDS);
+    check("cosmoflow_small_32_nobn", DType::F64);
 }
 
 #[test]
 fn small_without_batch_norm_in_float32() {
-    check("cosmoflow_small_32_nobn", DType::F32, &GRIDS);
+    check("cosmoflow_small_32_nobn", DType::F32);
 }
 
 #[test]
 fn full_in_float64() {
-    check("cosmoflow_full_32", DType::F64, &GRIDS);
+    check("cosmoflow_full_32", DType::F64);
 }
 
 #[test]
 fn full_in_float32() {
-    check("cosmoflow_full_32", DType::F32, &GRIDS);
+    check("cosmoflow_full_32", DType::F32);
 }
 
 #[test]

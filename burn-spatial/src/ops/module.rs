@@ -302,6 +302,15 @@ impl<B: Backend> ModuleOps<Self> for Spatial<B> {
 
     fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Option<FloatTensor<Self>>) -> FloatTensor<Self> {
         let rank = x.rank();
+        // Features that every rank has whole: the inner backend's own, bit for bit.
+        if unsplit(x.layout().dim(rank - 1)) {
+            let device = x.device().clone();
+            let layout = (0..rank).fold(x.layout().clone().with_pending(AxisSet::EMPTY), |layout, dim| layout.materialized_dim(dim));
+            let outputs = weight.shape()[1];
+            let whole = |t: FloatTensor<Self>| t.into_full().settle().0;
+            let y = B::linear(x.into_layout(&layout).settle().0, whole(weight), bias.map(whole));
+            return SpatialTensor::new(y, layout.with_dim(rank - 1, vec![Axis::full(outputs)]), device);
+        }
         let y = Self::float_matmul(x, leading::<B>(weight, rank));
         match bias {
             Some(bias) => Self::float_add(y, leading::<B>(bias, rank)),
