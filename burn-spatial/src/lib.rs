@@ -31,9 +31,10 @@
 //! - [`mesh`]: the process grid; [`device`]: a rank's device, its counters and strict mode; [`launch`]: starting ranks and
 //!   ending them together; [`comm`]: communicators over MPI (feature `mpi`) and threads;
 //! - [`layout`]: how a global tensor lies on the grid; [`place`]: laying tensors out, and asking how they lie;
-//! - [`nn`]: what Burn lacks: 3D pools, convolutions with asymmetric and periodic padding;
+//! - [`nn`]: what Burn lacks: 3D pools and interpolation, convolutions with asymmetric, periodic, mirrored and replicated
+//!   padding;
 //! - [`optim`]: gradients as optimizers and norms need them;
-//! - [`halo`]: which rank needs which planes of which other; [`kernels`]: local convolutions and pools;
+//! - [`halo`]: which rank needs which planes of which other; [`kernels`]: local convolutions, pools and interpolations;
 //! - [`stats`]: what a rank has counted.
 //!
 //! # What is collective

@@ -10,7 +10,7 @@ use burn::nn::conv::{Conv3d, Conv3dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, LeakyRelu, LeakyReluConfig, Linear, LinearConfig, PaddingConfig3d};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn_spatial::nn::{AvgPool3d, AvgPool3dConfig, WindowBackend};
+use burn_spatial::nn::{AvgPool3d, AvgPool3dConfig, WindowBackend, batch_norm};
 
 /// Output channels of the convolutions.
 const CHANNELS: [usize; 7] = [16, 32, 64, 128, 256, 256, 256];
@@ -193,9 +193,9 @@ impl CosmoFlowConfig {
                 kind: LayerKind::Conv { stride },
                 output: vec![batch, outputs, width, width, width],
                 parameters: 27 * inputs * outputs + norm,
-                // The activation's mask, a batch norm's two centered volumes and its normalized one, and what the
-                // next convolution reads; a pool's input is not kept.
-                kept: 1 + if self.batch_norm { 12 } else { 0 } + if i < self.pools() { 0 } else { 4 },
+                // What the batch norm reads, or else the activation's mask, and what the next convolution reads; a pool's
+                // input is not kept.
+                kept: if self.batch_norm { 4 } else { 1 } + if i < self.pools() { 0 } else { 4 },
             });
             if i < self.pools() {
                 width /= 2;
@@ -251,10 +251,10 @@ impl<B: WindowBackend> CosmoFlow<B> {
         let mut x = volumes;
         for (i, conv) in self.conv.iter().enumerate() {
             x = conv.forward(x);
-            if let Some(norm) = self.bn.get(i) {
-                x = norm.forward(x);
-            }
-            x = self.activation.forward(x);
+            x = match self.bn.get(i) {
+                Some(norm) => batch_norm(norm, x, self.activation.negative_slope),
+                None => self.activation.forward(x),
+            };
             if i < self.pools {
                 x = self.pool.forward(x);
             }

@@ -8,9 +8,11 @@ use burn::module::{Initializer, Module};
 use burn::nn::conv::{Conv3d, Conv3dConfig, ConvTranspose3d, ConvTranspose3dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, PaddingConfig3d};
 use burn::tensor::Tensor;
-use burn::tensor::activation::relu;
 use burn::tensor::backend::Backend;
-use burn_spatial::nn::{MaxPool3d, MaxPool3dConfig, WindowBackend};
+use burn_spatial::nn::{MaxPool3d, MaxPool3dConfig, WindowBackend, batch_norm};
+
+/// A ReLU's slope below 0.
+const RELU: f64 = 0.0;
 
 /// The largest number of levels: 2^15 voxels become one along each edge.
 const MAX_DEPTH: usize = 16;
@@ -159,14 +161,16 @@ impl<B: Backend> ConvBlock<B> {
             norm2: BatchNormConfig::new(outputs).init(device),
         }
     }
+}
 
+impl<B: WindowBackend> ConvBlock<B> {
     /// `[N, inputs, D, H, W]` -> `[N, outputs, D, H, W]`. Collective where the volume is split.
     ///
     /// # Panics
     /// If the number of channels is another.
     pub fn forward(&self, x: Tensor<B, 5>) -> Tensor<B, 5> {
-        let x = relu(self.norm1.forward(self.conv1.forward(x)));
-        relu(self.norm2.forward(self.conv2.forward(x)))
+        let x = batch_norm(&self.norm1, self.conv1.forward(x), RELU);
+        batch_norm(&self.norm2, self.conv2.forward(x), RELU)
     }
 }
 

@@ -104,7 +104,8 @@ impl Case {
             let got = outcome.values.get(name.as_str()).unwrap_or_else(|| panic!("{}/{}: no {name}", self.op, self.name));
             let scale = want.values.iter().fold(0.0f64, |m, v| m.max(v.abs()));
             assert_eq!(got.len(), want.values.len(), "{}/{}: {name}", self.op, self.name);
-            let worst = got.iter().zip(&want.values).map(|(g, w)| (g - w).abs()).fold(0.0, f64::max);
+            let worst = got.iter().zip(&want.values).map(|(g, w)| (g - w).abs());
+            let worst = worst.fold(0.0, |m: f64, d| if d.is_nan() { f64::INFINITY } else { m.max(d) });
             assert!(worst <= tolerance * scale, "{}/{}: {name} is off by {worst} of {scale}", self.op, self.name);
         }
     }

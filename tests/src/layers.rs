@@ -6,13 +6,14 @@ use burn::nn::conv::{ConvTranspose3d, ConvTranspose3dConfig};
 use burn::nn::loss::{MseLoss, Reduction};
 use burn::nn::{BatchNorm, BatchNormConfig, LeakyReluConfig};
 use burn::optim::{GradientsParams, Optimizer};
-use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Tensor, TensorData};
-use burn_spatial::nn::{ConvSpec, PoolSpec, avg_pool3d, max_pool3d, padded_conv3d};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{DType, Tensor, TensorData, activation};
+use burn_spatial::nn::{self, ConvSpec, PoolSpec, avg_pool3d, max_pool3d, padded_conv3d};
 use burn_spatial::{Spatial, optim, place};
 use burn_spatial_models::weights;
 
 use crate::fixtures::{self, Case, Outcome, values};
+use crate::modules::{Fill, numbers};
 use crate::suite::{Device, Program};
 
 type B = Autodiff<Spatial<Flex>>;
@@ -53,6 +54,15 @@ fn norm(case: &Case, weight: &str, bias: &str, eps: f64, dtype: DType, device: &
 /// BatchNorm in training, its statistics too, and its formula in evaluation (Burn's module trains wherever autodiff
 /// is).
 pub fn batch_norm(device: &Device) {
+    batch_norm_as(device, |norm, x| norm.forward(x));
+}
+
+/// The same in few passes.
+pub fn fused_batch_norm(device: &Device) {
+    batch_norm_as(device, |norm, x| nn::batch_norm(norm, x, 1.0));
+}
+
+fn batch_norm_as(device: &Device, forward: fn(&BatchNorm<B>, Volume) -> Volume) {
     check(device, "batch_norm", 3, |case, dtype| {
         let mut outcome = Outcome::default();
         let x = split(case, "x", dtype, device);
@@ -66,7 +76,7 @@ pub fn batch_norm(device: &Device) {
         named.extend(start);
         norm = weights::load(norm, &named).expect("statistics fit");
         let y = if case.flag("training") {
-            norm.forward(x.clone())
+            forward(&norm, x.clone())
         } else {
             let whole = |t: Tensor<Spatial<Flex>, 1>| Tensor::<B, 1>::from_inner(t).reshape([1, -1, 1, 1, 1]);
             let valid = norm.valid();
@@ -74,7 +84,11 @@ pub fn batch_norm(device: &Device) {
             let y = (x.clone() - whole(valid.running_mean.value())) * scale + norm.beta.val().reshape([1, -1, 1, 1, 1]);
             let module = valid.forward(x.clone().inner());
             let worst = values((y.clone().inner() - module).abs().max());
-            assert!(worst[0] < if dtype == DType::F64 { 1e-12 } else { 1e-5 }, "the module in evaluation is off by {worst:?}");
+            let close = if dtype == DType::F64 { 1e-12 } else { 1e-5 };
+            assert!(worst[0] < close, "the module in evaluation is off by {worst:?}");
+            let fused = nn::batch_norm(&valid, x.clone().inner(), 1.0);
+            let worst = values((y.clone().inner() - fused).abs().max());
+            assert!(worst[0] < close, "the fused module in evaluation is off by {worst:?}");
             y
         };
         let stats = weights::collect(&norm.valid());
@@ -95,6 +109,76 @@ pub fn batch_norm(device: &Device) {
         outcome.values.insert("gb", values(norm.beta.grad(&grads).expect("a gradient of the shift")));
         outcome
     });
+}
+
+/// Batch norm and activation in few passes against Burn's two modules on one plain rank: results, gradients, running
+/// statistics; with any input layout.
+pub fn batch_norm_with_activation(device: &Device) {
+    type Plain = Autodiff<Flex>;
+    const SHAPE: [usize; 5] = [2, 3, 6, 5, 7];
+    let data = |seed| TensorData::new(numbers(SHAPE.iter().product(), seed), SHAPE).convert_dtype(DType::F64);
+    fn run<A: AutodiffBackend>(
+        [x, grad]: [Tensor<A, 5>; 2],
+        forward: impl Fn(&BatchNorm<A>, Tensor<A, 5>) -> Tensor<A, 5>,
+    ) -> Vec<(&'static str, Vec<f64>)> {
+        let device = x.device();
+        let norm = BatchNormConfig::new(3).init::<A>(&device).map(&mut Fill(3));
+        let named = weights::collect(&norm).into_iter().map(|(name, data)| (name, data.convert_dtype(DType::F64))).collect();
+        let norm = weights::load(norm, &named).expect("its own tensors fit");
+        let x = x.require_grad();
+        let y = forward(&norm, x.clone());
+        let grads = (y.clone() * grad).sum().backward();
+        let of = |data: TensorData| data.convert::<f64>().to_vec().expect("float64 data");
+        let stats = weights::collect(&norm.valid());
+        vec![
+            ("y", values(y)),
+            ("gx", of(x.grad(&grads).expect("a gradient of x").into_data())),
+            ("ggamma", of(norm.gamma.grad(&grads).expect("a gradient of the scale").into_data())),
+            ("gbeta", of(norm.beta.grad(&grads).expect("a gradient of the shift").into_data())),
+            ("mean", of(stats["running_mean"].clone())),
+            ("variance", of(stats["running_var"].clone())),
+        ]
+    }
+    for slope in [1.0, 0.0, 0.1] {
+        let one = Default::default();
+        let plain = [1, 2].map(|seed| Tensor::<Plain, 5>::from_data(data(seed), (&one, DType::F64)));
+        let expected = run(plain, |norm, x| match slope {
+            1.0 => norm.forward(x),
+            0.0 => activation::relu(norm.forward(x)),
+            slope => activation::leaky_relu(norm.forward(x), slope),
+        });
+        for seed in [None, Some(1), Some(2), Some(3)] {
+            device.set_split_inputs(seed);
+            let tensors = [1, 2].map(|seed| Tensor::<B, 5>::from_data(data(seed), (device, DType::F64)));
+            device.set_split_inputs(None);
+            let tensors = if seed.is_none() { tensors.map(place::split) } else { tensors };
+            let got = run(tensors, |norm, x| nn::batch_norm(norm, x, slope));
+            for ((what, got), (_, want)) in got.iter().zip(&expected) {
+                let scale = want.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+                let worst = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                assert!(got.len() == want.len() && worst <= 1e-11 * scale, "{what} with slope {slope}: off by {worst} of {scale}");
+            }
+        }
+    }
+}
+
+/// Its cost in communication: two all-reduces of C numbers forward, one of 2 C backward.
+pub fn batch_norm_communicates_little(device: &Device) {
+    let x = place::split(Tensor::<B, 5>::from_data(TensorData::new(numbers(2 * 3 * 8 * 8 * 8, 1), [2, 3, 8, 8, 8]), device));
+    let x = x.require_grad();
+    let norm = BatchNormConfig::new(3).init(device);
+    let before = device.stats();
+    let y = nn::batch_norm(&norm, x.clone(), 0.0);
+    let forward = device.stats();
+    y.sum().backward();
+    let backward = device.stats();
+    let several = u64::from(place::layout(&x).split_over().iter().count() > 0);
+    let sums = forward.comm.since(&before.comm).all_reduce;
+    assert_eq!((sums.calls, sums.sent), (2 * several, 2 * several * 3 * 4));
+    let sums = backward.comm.since(&forward.comm).all_reduce;
+    // The sum of y is one more.
+    assert_eq!((sums.calls, sums.sent), (2 * several, several * (6 * 4 + 4)));
+    assert_eq!((backward.gathered(), backward.redistributions, backward.halos), (0, before.redistributions, before.halos));
 }
 
 /// Leaky ReLU, the mean over a volume, and the mean squared error.
@@ -193,6 +277,9 @@ pub fn block(device: &Device) {
 /// What of this module runs on every grid.
 pub const PROGRAMS: &[Program] = &[
     Program { name: "batch_norm", run: batch_norm },
+    Program { name: "fused_batch_norm", run: fused_batch_norm },
+    Program { name: "batch_norm_with_activation", run: batch_norm_with_activation },
+    Program { name: "batch_norm_communicates_little", run: batch_norm_communicates_little },
     Program { name: "misc", run: misc },
     Program { name: "adam", run: adam },
     Program { name: "block", run: block },

@@ -2,6 +2,7 @@
 //! against fixtures with right values and against one rank.
 #![warn(missing_docs)]
 
+pub mod burn_modules;
 pub mod comm_checks;
 pub mod e2e;
 pub mod fixtures;

@@ -60,7 +60,7 @@ impl<B: WindowBackend> Net<B> {
 
 const BATCH: usize = 5;
 
-fn numbers(n: usize, seed: u64) -> Vec<f32> {
+pub(crate) fn numbers(n: usize, seed: u64) -> Vec<f32> {
     let mix = |i: usize| (i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(seed).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 40;
     (0..n).map(|i| mix(i) as f32 / (1 << 23) as f32 - 1.0).collect()
 }
@@ -81,7 +81,7 @@ impl<B: Backend> ModuleVisitor<B> for Collect {
 }
 
 /// The gradients of all parameters, one after another.
-struct CollectGradients<'a>(&'a GradientsParams, Vec<f32>);
+pub(crate) struct CollectGradients<'a>(pub(crate) &'a GradientsParams, pub(crate) Vec<f32>);
 
 impl<B: AutodiffBackend> ModuleVisitor<B> for CollectGradients<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
@@ -157,7 +157,7 @@ where
 }
 
 /// Gives every parameter values that depend on its place alone: the same in every process.
-struct Fill(u64);
+pub(crate) struct Fill(pub(crate) u64);
 
 impl<B: Backend> ModuleMapper<B> for Fill {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
@@ -179,7 +179,7 @@ fn start() -> Vec<u8> {
     recorder.record(net.into_record(), ()).unwrap()
 }
 
-fn near(a: &[f32], b: &[f32], tolerance: f32, what: &str) {
+pub(crate) fn near(a: &[f32], b: &[f32], tolerance: f32, what: &str) {
     assert_eq!(a.len(), b.len(), "{what}");
     let scale = b.iter().fold(0f32, |m, v| m.max(v.abs()));
     let worst = a.iter().zip(b).map(|(x, y)| (x - y).abs()).fold(0f32, f32::max);

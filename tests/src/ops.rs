@@ -2,12 +2,15 @@
 
 use std::sync::LazyLock;
 
-use burn::backend::Flex;
-use burn::tensor::{Bool, Distribution, Int, Tensor, TensorData, Tolerance, activation, backend::Backend};
+use burn::backend::{Autodiff, Flex};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{Bool, DType, Distribution, Int, Tensor, TensorData, Tolerance, activation};
 use burn_spatial::layout::{Axis, Layout, balanced_offsets};
 use burn_spatial::mesh::MeshAxis;
+use burn_spatial::nn::{ConvSpec, WindowBackend, padded_conv3d};
 use burn_spatial::{Grid, Spatial, place};
 
+use crate::fixtures::values;
 use crate::grid::agreed_on_grid;
 use crate::suite::{Device, Program, agree};
 
@@ -70,6 +73,7 @@ macro_rules! programs {
         pub const PROGRAMS: &[Program] = &[
             $(Program { name: stringify!($name), run: $name },)*
             Program { name: "random_tensors_are_the_same_on_every_grid", run: random_tensors_are_the_same_on_every_grid },
+            Program { name: "other_float_types", run: other_float_types },
             Program { name: "uneven_shards_and_relayout", run: uneven_shards_and_relayout },
             Program { name: "reading_what_is_split_gives_every_rank_the_whole", run: reading_what_is_split_gives_every_rank_the_whole },
         ];
@@ -183,6 +187,53 @@ fn draw(device: &Device) -> TensorData {
 pub fn random_tensors_are_the_same_on_every_grid(device: &Device) {
     static ONE: LazyLock<TensorData> = LazyLock::new(|| agreed_on_grid(Grid::ONE, draw));
     draw(device).assert_eq(&ONE, true);
+}
+
+/// Sums, products, an activation and a convolution with its gradients, each relative to the sum of what it adds up.
+fn in_type<B: AutodiffBackend + WindowBackend>(x: Tensor<B, 5>, w: Tensor<B, 5>) -> Vec<(&'static str, Vec<f64>, f64)> {
+    let (x, w) = (x.require_grad(), w.require_grad());
+    let spec = ConvSpec { padding: [(1, 1); 3], ..Default::default() };
+    let y = padded_conv3d(x.clone(), w.clone(), None, &spec);
+    let grads = y.clone().sum().backward();
+    let elements = SHAPE.iter().product::<usize>() as f64;
+    let volume = elements / 4.0;
+    vec![
+        ("the sum", values(x.clone().sum()), 2.0 * elements),
+        ("means", values(x.clone().mean_dim(2).mean_dim(4)), 2.0),
+        ("sums of squares", values((x.clone() * x.clone()).sum_dim(3).sum_dim(2).sum_dim(4)), 4.0 * volume / 3.0),
+        ("softmax", values(activation::softmax(x.clone(), 4)), 1.0),
+        ("matrix products", values(x.clone().matmul(x.clone().swap_dims(3, 4))), 4.0 * 7.0),
+        ("the convolution", values(y), 81.0 * 2.0),
+        (
+            "the gradient of x",
+            values(Tensor::<B::InnerBackend, 5>::from_data(x.grad(&grads).unwrap().into_data(), &x.inner().device())),
+            54.0,
+        ),
+        (
+            "the gradient of w",
+            values(Tensor::<B::InnerBackend, 5>::from_data(w.grad(&grads).unwrap().into_data(), &w.inner().device())),
+            2.0 * volume,
+        ),
+    ]
+}
+
+/// float64, float16 and bfloat16: right to their own rounding, on every grid.
+pub fn other_float_types(device: &Device) {
+    let weights = TensorData::new((0..2 * 3 * 27).map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0).collect::<Vec<_>>(), [2, 3, 3, 3, 3]);
+    for (dtype, epsilon) in [(DType::F64, 1e-14), (DType::F16, 1.0 / 1024.0), (DType::BF16, 1.0 / 128.0)] {
+        // What the type can hold, computed with in float64.
+        let exact = |data: TensorData| data.convert_dtype(dtype).convert_dtype(DType::F64);
+        let plain = |data| Tensor::<Autodiff<Flex>, 5>::from_data(exact(data), (&Default::default(), DType::F64));
+        let expected = in_type(plain(volume(1)), plain(weights.clone()));
+        let typed = |data: TensorData| Tensor::<Autodiff<S>, 5>::from_data(data.convert_dtype(dtype), (device, dtype));
+        let got = in_type(place::split(typed(volume(1))), typed(weights.clone()));
+        for ((what, got, _), (_, want, scale)) in got.iter().zip(&expected) {
+            assert_eq!(got.len(), want.len());
+            let worst = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, |a: f64, b| if b.is_nan() { b } else { a.max(b) });
+            assert!(worst <= epsilon * scale, "{what} in {dtype:?}: off by {worst} of {scale}");
+        }
+        assert_eq!(device.stats().gathered(), 0);
+    }
 }
 
 /// Shards of any extents, along any dimension and axis of the grid, and from one to another.

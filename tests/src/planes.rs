@@ -1,14 +1,14 @@
-//! Burn's own convolutions, pools and interpolations of lines and planes, as cases that run on any backend.
+//! Burn's own operations on lines and planes, as cases that run on any backend.
 
 use burn::backend::{Autodiff, Flex};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::module::{
-    adaptive_avg_pool1d, adaptive_avg_pool2d, avg_pool1d, avg_pool2d, conv_transpose1d, conv_transpose2d, conv1d, conv2d, interpolate,
-    max_pool1d, max_pool1d_with_indices, max_pool2d, max_pool2d_with_indices,
+    adaptive_avg_pool1d, adaptive_avg_pool2d, avg_pool1d, avg_pool2d, conv_transpose1d, conv_transpose2d, conv_transpose3d, conv1d, conv2d,
+    deform_conv2d, interpolate, max_pool1d, max_pool1d_with_indices, max_pool2d, max_pool2d_with_indices, unfold4d,
 };
-use burn::tensor::ops::{ConvOptions, ConvTransposeOptions, InterpolateMode, InterpolateOptions};
+use burn::tensor::ops::{ConvOptions, ConvTransposeOptions, DeformConvOptions, InterpolateMode, InterpolateOptions, UnfoldOptions};
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_spatial::{Spatial, place};
+use burn_spatial::{Layout, Spatial, place};
 
 use crate::suite::{Device, Program};
 
@@ -178,10 +178,14 @@ type Plain = Autodiff<Flex>;
 type Split = Autodiff<Spatial<Flex>>;
 
 fn near(name: &str, got: &[Vec<f64>], want: &[Vec<f64>]) {
+    within(name, got, want, 1e-11);
+}
+
+fn within(name: &str, got: &[Vec<f64>], want: &[Vec<f64>], tolerance: f64) {
     assert_eq!(got.len(), want.len(), "{name}");
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
         let off = distance(got, want);
-        assert!(off <= 1e-11, "{name}: result {i} is off by {off} of its largest entry");
+        assert!(off <= tolerance, "{name}: result {i} is off by {off} of its largest entry");
     }
 }
 
@@ -250,5 +254,62 @@ fn interpolate_only<B: burn::tensor::backend::Backend>(x: Tensor<B, 4>, options:
     interpolate(x, [13, 6], options.clone()).into_data().to_vec().expect("float64 data")
 }
 
+/// Output and gradients of x, offsets, weight, mask and bias.
+fn deform<B: AutodiffBackend>(device: &B::Device, place: impl Fn(Tensor<B, 4>) -> Tensor<B, 4>) -> Vec<Vec<f64>> {
+    let [x, offset, mask] =
+        [([4, 2, 5, 6], 1), ([4, 18, 5, 6], 2), ([4, 9, 5, 6], 3)].map(|(s, n)| place(tensor(s, n, device)).require_grad());
+    let weight = tensor::<B, 4>([3, 2, 3, 3], 4, device).require_grad();
+    let bias = tensor::<B, 1>([3], 5, device).require_grad();
+    let options = DeformConvOptions::new([1, 1], [1, 1], [1, 1], 1, 1);
+    let y = deform_conv2d(x.clone(), offset.clone(), weight.clone(), Some(mask.clone()), Some(bias.clone()), options);
+    let grads = (y.clone() * tensor(y.dims(), 6, device)).sum().backward();
+    let data = |t: TensorData| t.to_vec::<f64>().expect("float64 data");
+    let mut all: Vec<Vec<f64>> = [&x, &offset, &mask, &weight].map(|t| data(t.grad(&grads).expect("a gradient").into_data())).to_vec();
+    all.push(data(bias.grad(&grads).expect("a gradient").into_data()));
+    all.push(data(y.into_data()));
+    all
+}
+
+/// A deformable convolution and an unfolding of planes that the batch splits alone.
+pub fn whole_planes(device: &Device) {
+    let batch = |x: Tensor<Split, 4>| {
+        let layout = Layout::volume(&x.dims(), device.mesh().grid());
+        let layout = Layout::full(&x.dims()).with_dim(0, layout.dim(0).to_vec());
+        place::to_layout(x, &layout)
+    };
+    // The CPU backend computes these gradients in float32, whatever the type of the tensors.
+    within("deform_conv2d", &deform::<Split>(device, batch), &deform::<Plain>(&Default::default(), |x| x), 1e-6);
+    let unfolded = unfold4d(batch(tensor([4, 2, 5, 6], 1, device)), [3, 2], UnfoldOptions::new([2, 1], [1, 0], [1, 2])).into_data();
+    let want = unfold4d(tensor::<Plain, 4>([4, 2, 5, 6], 1, &Default::default()), [3, 2], UnfoldOptions::new([2, 1], [1, 0], [1, 2]));
+    assert_eq!(unfolded, want.into_data(), "unfold4d");
+    assert_eq!(device.stats().gathered(), 0, "gathered: {}", device.stats());
+}
+
+/// Gradients of x and weight of a transposed convolution of a volume whose sum is the loss: the gradient that comes in is
+/// the same everywhere.
+fn summed<B: AutodiffBackend>(device: &B::Device, place: impl Fn(Tensor<B, 5>) -> Tensor<B, 5>) -> (Tensor<B::InnerBackend, 5>, Vec<f64>) {
+    let x = place(tensor([2, 2, 5, 4, 6], 1, device)).require_grad();
+    let weight = tensor::<B, 5>([2, 3, 3, 3, 2], 2, device).require_grad();
+    let options = ConvTransposeOptions::new([2; 3], [1, 0, 1], [1, 0, 0], [1; 3], 1);
+    let grads = conv_transpose3d(x.clone(), weight.clone(), None, options).sum().backward();
+    let dw = weight.grad(&grads).expect("a gradient").into_data().to_vec().expect("float64 data");
+    (x.grad(&grads).expect("a gradient"), dw)
+}
+
+/// Gradients that are the same everywhere: they lie as volumes do, and are right.
+pub fn uniform_gradients(device: &Device) {
+    let (dx, dw) = summed::<Split>(device, place::split);
+    let (want, want_dw) = summed::<Plain>(&Default::default(), |x| x);
+    assert_eq!(place::layout(&dx), Layout::volume(&dx.dims(), device.mesh().grid()));
+    let data = |t: TensorData| t.to_vec::<f64>().expect("float64 data");
+    near("the gradient of x", &[data(dx.into_data())], &[data(want.into_data())]);
+    near("the gradient of the weight", &[dw], &[want_dw]);
+}
+
 /// What of this module runs on every grid.
-pub const PROGRAMS: &[Program] = &[Program { name: "lines", run: lines }, Program { name: "planes", run: planes }];
+pub const PROGRAMS: &[Program] = &[
+    Program { name: "lines", run: lines },
+    Program { name: "planes", run: planes },
+    Program { name: "whole_planes", run: whole_planes },
+    Program { name: "uniform_gradients", run: uniform_gradients },
+];

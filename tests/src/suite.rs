@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hasher};
 use burn_flex::FlexDevice;
 use burn_spatial::SpatialDevice;
 
-use crate::{fixtures_loss, grid, layers, modules, ops, planes, second_thread, windows};
+use crate::{burn_modules, fixtures_loss, grid, layers, modules, ops, planes, second_thread, windows};
 
 /// A rank's device.
 pub type Device = SpatialDevice<FlexDevice>;
@@ -26,6 +26,7 @@ pub fn programs() -> Vec<(String, Program)> {
         ("planes", planes::PROGRAMS),
         ("ops", ops::PROGRAMS),
         ("modules", modules::PROGRAMS),
+        ("burn_modules", burn_modules::PROGRAMS),
         ("layers", layers::PROGRAMS),
         ("fixtures_loss", fixtures_loss::PROGRAMS),
         ("second_thread", second_thread::PROGRAMS),

@@ -1,6 +1,8 @@
 //! Small cases with right values, worked out by hand, on lines split over two and more ranks along each axis.
 
 use burn::backend::{Autodiff, Flex};
+use burn::tensor::module::conv_transpose3d;
+use burn::tensor::ops::ConvTransposeOptions;
 use burn::tensor::{Tensor, TensorData};
 use burn_spatial::layout::{Axis, Layout, balanced_offsets};
 use burn_spatial::mesh::MeshAxis;
@@ -85,6 +87,30 @@ fn padding_that_is_asymmetric_strided_or_for_even_kernels() {
     convolutions(&TO_8, &[1.; 4], 1, (1, 2), zeros, &[6., 10., 14., 18., 22., 26., 21., 15.]);
     let ten: Vec<f32> = (1..=10).map(|i| i as f32).collect();
     convolutions(&ten, &[1.; 3], 2, (1, 1), zeros, &[3., 9., 15., 21., 27.]);
+}
+
+#[test]
+fn transposed_convolutions() {
+    // x, w, stride, padding, padding_out, result, gradient of its sum.
+    type Case<'a> = (&'a [f32], &'a [f32], usize, usize, usize, &'a [f32], &'a [f32]);
+    let cases: [Case; 3] = [
+        (&[1., 2., 3., 4.], &[1., 1., 1.], 1, 0, 1, &[1., 3., 6., 9., 7., 4., 0.], &[3.; 4]),
+        (&[1., 2., 3., 4.], &[1., 10.], 2, 0, 0, &[1., 10., 2., 20., 3., 30., 4., 40.], &[11.; 4]),
+        (&[1., 2., 3., 4.], &[1., 2., 3.], 2, 1, 1, &[2., 5., 4., 9., 6., 13., 8., 12.], &[5., 6., 6., 6.]),
+    ];
+    for (x, w, stride, padding, padding_out, y, dx) in cases {
+        for (line, grid) in lines() {
+            let (got, gradient) = agreed_on_grid(grid, |device| {
+                let x = line.tensor(x, device).require_grad();
+                let along = |value, other| line.along(value, other);
+                let options = ConvTransposeOptions::new(along(stride, 1), along(padding, 0), along(padding_out, 0), [1; 3], 1);
+                let y = conv_transpose3d(x.clone(), line.whole(w, device), None, options);
+                let grads = y.clone().sum().backward();
+                (numbers(y), x.grad(&grads).unwrap().into_data().to_vec::<f32>().unwrap())
+            });
+            assert_eq!((&got[..], &gradient[..]), (y, dx), "on {grid}");
+        }
+    }
 }
 
 #[test]
@@ -223,4 +249,29 @@ fn planes_of_a_remainder_are_all_there() {
     });
     assert_eq!(slabs.iter().map(|s| s.0).collect::<Vec<_>>(), [3, 3, 2, 2]);
     assert!(slabs.iter().all(|s| s.1 == 45.0));
+}
+
+/// Down and up a U-Net with an odd extent, 9 = 5 + 4 planes -> 4 -> 8: the skip connection, cut to 8 = 5 + 3, meets
+/// 4 + 4 planes, and one plane of it moves.
+#[test]
+fn a_skip_connection_of_odd_size_moves_the_plane_that_differs() {
+    let shape = [1, 2, 9, 3, 4];
+    let values: Vec<f32> = (0..shape.iter().product()).map(|i: usize| (i * 37 % 101) as f32).collect();
+    let run = |device: &Device| {
+        let x = place::split(Tensor::<B, 5>::from_data(TensorData::new(values.clone(), shape), device));
+        let (low, _) = max_pool3d(x.clone(), &PoolSpec { stride: [2, 1, 1], ..PoolSpec::new([2, 1, 1]) });
+        let w = Tensor::<B, 5>::ones([2, 2, 2, 1, 1], device);
+        let up = conv_transpose3d(low, w, None, ConvTransposeOptions::new([2, 1, 1], [0; 3], [0; 3], [1; 3], 1));
+        let skip = x.slice([0..1, 0..2, 0..8, 0..3, 0..4]);
+        let layouts = [place::layout(&up).to_string(), place::layout(&skip).to_string()];
+        let before = device.stats().comm;
+        let joined = Tensor::cat(vec![up, skip], 1);
+        let sent = device.stats().comm.since(&before).point_to_point.sent;
+        (layouts, sent, numbers(joined))
+    };
+    let plane = 2 * 3 * 4 * 4;
+    let ranks = on_grid(Grid([1, 2, 1, 1]), run);
+    assert_eq!(ranks[0].0, ["[1, 2, 8d(4|4), 3, 4]", "[1, 2, 8d(5|3), 3, 4]"]);
+    assert_eq!(ranks.iter().map(|r| r.1).collect::<Vec<_>>(), [plane, 0], "bytes sent by each rank");
+    assert_eq!(ranks[1].2, on_grid(Grid::ONE, run)[0].2);
 }

@@ -3,6 +3,9 @@
 burn_spatial_tests::on_threads! {
     layers:
     batch_norm,
+    fused_batch_norm,
+    batch_norm_with_activation,
+    batch_norm_communicates_little,
     misc,
     adam,
     block,

@@ -4,4 +4,6 @@ burn_spatial_tests::on_threads! {
     planes:
     lines,
     planes,
+    whole_planes,
+    uniform_gradients,
 }

@@ -463,3 +463,50 @@ fn a_transposed_convolution_of_stride_2_on_2x2x2_sends_nothing() {
         assert_eq!(device.stats().gathered() + device.stats().redistributions, before.gathered() + before.redistributions);
     });
 }
+
+/// Nearest voxels at twice the extent lie on the rank that has them; trilinear ones need one plane of each neighbour.
+#[test]
+fn interpolations_on_2x2x2_cost_at_most_seven_messages() {
+    for (mode, messages) in [(UpsampleMode::Nearest, 0), (UpsampleMode::Trilinear, 7)] {
+        on_grid(Grid([1, 2, 2, 2]), |device| {
+            let x = place::split(Tensor::<Split, 5>::ones([1, 2, 6, 4, 4], device)).require_grad();
+            let start = device.stats().comm;
+            let y = upsample3d(x.clone(), &UpsampleSpec { size: [12, 8, 8], scale: None, mode, align_corners: false });
+            assert_eq!(device.stats().comm.since(&start).total().calls, messages, "forward");
+            let loss = y.sum();
+            let before = device.stats().comm;
+            let gradients = loss.backward();
+            let dx = place::local(x.grad(&gradients).unwrap());
+            assert_eq!(device.stats().comm.since(&before).total().calls, messages, "backward");
+            assert_eq!(dx, TensorData::full(dx.shape.clone(), 8.0f32));
+        });
+    }
+}
+
+/// A mean over whole planes is a sum over ranks, forward; its gradient is the same everywhere and costs nothing.
+#[test]
+fn a_global_mean_sums_over_ranks() {
+    on_grid(Grid([1, 1, 2, 2]), |device| {
+        let x = place::split(Tensor::<Split, 4>::ones([1, 2, 6, 4], device)).require_grad();
+        let start = device.stats().comm;
+        let y = burn::tensor::module::adaptive_avg_pool2d(x.clone(), [1, 1]);
+        let forward = device.stats().comm.since(&start);
+        assert_eq!(forward.get(Kind::AllReduce).calls, forward.total().calls);
+        assert_eq!(y.clone().into_data().to_vec::<f32>().unwrap(), [1.0, 1.0]);
+        let before = device.stats().comm;
+        let dx = x.grad(&y.sum().backward()).unwrap();
+        assert_eq!(device.stats().comm.since(&before).total().calls, 0);
+        let dx = place::to_full(dx).into_data();
+        assert_eq!(dx, TensorData::full(dx.shape.clone(), 1.0f32 / 24.0));
+    });
+}
+
+#[test]
+#[should_panic = "along the height the padding 2 of a transposed convolution removes all of its output"]
+fn a_transposed_convolution_without_output_is_refused() {
+    on_grid(Grid::ONE, |device| {
+        let x = Tensor::<Split, 5>::ones([1, 1, 4, 1, 4], device);
+        let w = Tensor::<Split, 5>::ones([1, 1, 3, 3, 3], device);
+        conv_transpose3d(x, w, None, ConvTransposeOptions::new([1; 3], [1, 2, 1], [0; 3], [1; 3], 1));
+    });
+}

@@ -15,7 +15,7 @@ use burn_spatial_models::{Adam, UNet3d, UNet3dConfig};
 use burn_spatial_tests::e2e::{self, Fixture, Outcome};
 use burn_spatial_tests::fixtures::{directory, values};
 use burn_spatial_tests::fixtures_loss::split_targets;
-use burn_spatial_tests::grid::agreed_on_grid;
+use burn_spatial_tests::grid::{agreed_on_grid, on_grid};
 
 type Plain = Autodiff<Flex>;
 type Split = Autodiff<Spatial<Flex>>;
@@ -138,6 +138,24 @@ fn any_extent_on_any_grid() {
             assert_eq!(a.len(), b.len());
             assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-9 * scale), "on {grid}");
         }
+    }
+}
+
+#[test]
+fn a_step_gathers_nothing_for_want_of_a_rule() {
+    let fixture = Fixture::read(CASE);
+    for grid in [Grid([2, 2, 1, 1]), Grid([1, 2, 2, 2]), Grid([1, 3, 1, 2])] {
+        on_grid(grid, |device| {
+            device.set_strict(true);
+            let model = model::<Split>(&fixture, DType::F32, device);
+            let (x, y) = batch::<Split>(&fixture, 0, DType::F32, device);
+            let logits = model.forward(place::split(x));
+            assert!(!place::layout(&logits).is_full());
+            let loss = DiceCrossEntropy::new().forward(logits, split_targets(y));
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            assert_eq!(gradients.len(), 5 * 6 + 2 * 2 + 2);
+            assert_eq!(device.stats().gathered(), 0, "{}", device.stats());
+        });
     }
 }
 

@@ -252,3 +252,9 @@ fn specs_that_do_not_fit_are_named() {
 fn a_config_that_makes_no_sense_is_refused_at_init() {
     let _ = MaxPool3dConfig::new([3; 3]).with_padding([2, 1, 1]).init();
 }
+
+#[test]
+#[should_panic = "the scale factors of an interpolation must be positive and finite, but are [2.0, -1.0, 2.0]"]
+fn a_scale_is_positive() {
+    let _ = Upsample3dConfig::new().with_scale_factor(Some([2.0, -1.0, 2.0])).init();
+}

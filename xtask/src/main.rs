@@ -15,8 +15,9 @@ const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
   setup             looks for MPI, HDF5, libclang and pkg-config, and installs what is missing where it may
-  demo [--out DIR]  makes small universes, trains on 4 ranks, shows how well it predicts, and that the number of ranks
-                    does not matter; results go to DIR (demo-out)
+  demo [cosmoflow | unet3d] [--out DIR]
+                    makes small volumes, trains on 4 ranks, shows how well the network predicts, and that the number of
+                    ranks does not matter; results go to DIR (demo-out): CosmoFlow, or the 3D U-Net
   test              runs all tests: cargo's, then the programs under mpirun on 1, 2, 4 and 8 ranks";
 
 /// An error for the one who typed the command.
@@ -30,8 +31,10 @@ fn main() -> ExitCode {
             environment.print();
             true
         }),
-        ["demo"] => demo::run(Path::new("demo-out")),
-        ["demo", "--out", out] => demo::run(Path::new(out)),
+        ["demo"] => demo::run("cosmoflow", Path::new("demo-out")),
+        ["demo", "--out", out] => demo::run("cosmoflow", Path::new(out)),
+        ["demo", name] => demo::run(name, Path::new("demo-out")),
+        ["demo", name, "--out", out] => demo::run(name, Path::new(out)),
         ["test"] => test::run(),
         ["help" | "-h" | "--help"] => {
             println!("{USAGE}");

@@ -5,7 +5,7 @@ use burn_backend::ops::ConvOptions;
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn_backend::{Backend, Scalar, Shape, Slice, TensorData, TensorMetadata, get_device_settings};
 
-use super::{Count, Taps, Window, inputs, outputs, with_extents};
+use super::{Channels, Count, Taps, Window, inputs, outputs, with_extents};
 
 /// The part of the block that the windows read, as ranges of the block, and where it starts in the padded input
 /// that begins with the first window.
@@ -281,4 +281,72 @@ pub fn resample_grad<B: Backend>(grad: FloatTensor<B>, axis: usize, taps: &Taps)
         sum = Some(B::float_select_add(before, 2 + axis, indices, weighted(grad.clone())));
     });
     sum.expect("put back after every tap")
+}
+
+/// `[C]` beside x `[N, C, ..]`.
+fn beside<B: Backend>(line: FloatTensor<B>, x: &FloatTensor<B>) -> FloatTensor<B> {
+    let mut shape = vec![1; x.shape().num_dims()];
+    shape[1] = line.shape()[0];
+    B::float_reshape(line, Shape::from(shape))
+}
+
+/// The sum of each channel.
+fn channel_sums<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    let (channels, rank) = (x.shape()[1], x.shape().num_dims());
+    let sum = (0..rank).rev().filter(|dim| *dim != 1).fold(x, |x, dim| B::float_sum_dim(x, dim));
+    B::float_reshape(sum, Shape::from([channels]))
+}
+
+/// See [`kernels::channel_moments`](super::channel_moments).
+pub fn channel_moments<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
+    let shape = x.shape();
+    let n = shape.num_elements() / shape[1];
+    let mean = B::float_div_scalar(channel_sums::<B>(x.clone()), (n as f64).into());
+    let off = B::float_sub(x.clone(), beside::<B>(mean.clone(), &x));
+    (mean, channel_sums::<B>(B::float_mul(off.clone(), off)))
+}
+
+/// x without its channels' means, and where the activation sees negative values.
+fn off_and_negative<B: Backend>(x: FloatTensor<B>, channels: &Channels<B>) -> (FloatTensor<B>, FloatTensor<B>, BoolTensor<B>) {
+    let bools = get_device_settings::<B>(&B::float_device(&x)).bool_dtype;
+    let wide = |t: &FloatTensor<B>| beside::<B>(t.clone(), &x);
+    let off = B::float_sub(x.clone(), wide(&channels.mean));
+    let y = B::float_add(B::float_mul(off.clone(), wide(&channels.scale)), wide(&channels.shift));
+    let zero = Scalar::Float(0.0);
+    let negative =
+        if channels.slope == 0.0 { B::float_lower_equal_elem(y.clone(), zero, bools) } else { B::float_lower_elem(y.clone(), zero, bools) };
+    (off, y, negative)
+}
+
+/// `x`, times the slope where it is negative.
+fn sloped<B: Backend>(x: FloatTensor<B>, negative: BoolTensor<B>, slope: f64) -> FloatTensor<B> {
+    let scaled = B::float_mul_scalar(x.clone(), Scalar::Float(slope));
+    B::float_mask_where(x, negative, scaled)
+}
+
+/// See [`kernels::channel_norm`](super::channel_norm).
+pub fn channel_norm<B: Backend>(x: FloatTensor<B>, channels: &Channels<B>) -> FloatTensor<B> {
+    let (_, y, negative) = off_and_negative::<B>(x, channels);
+    sloped::<B>(y, negative, channels.slope)
+}
+
+/// See [`kernels::channel_grad_sums`](super::channel_grad_sums).
+pub fn channel_grad_sums<B: Backend>(x: FloatTensor<B>, grad: FloatTensor<B>, channels: &Channels<B>) -> (FloatTensor<B>, FloatTensor<B>) {
+    let (off, _, negative) = off_and_negative::<B>(x, channels);
+    let back = sloped::<B>(grad, negative, channels.slope);
+    (channel_sums::<B>(back.clone()), channel_sums::<B>(B::float_mul(back, off)))
+}
+
+/// See [`kernels::channel_grad`](super::channel_grad).
+pub fn channel_grad<B: Backend>(
+    x: FloatTensor<B>,
+    grad: FloatTensor<B>,
+    channels: &Channels<B>,
+    a: FloatTensor<B>,
+    b: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let (off, y, negative) = off_and_negative::<B>(x, channels);
+    let wide = |t: FloatTensor<B>| beside::<B>(t, &y);
+    let back = B::float_sub(sloped::<B>(grad, negative, channels.slope), wide(a));
+    B::float_mul(B::float_sub(back, B::float_mul(off, wide(b))), wide(channels.scale.clone()))
 }

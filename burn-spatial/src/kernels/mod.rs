@@ -277,3 +277,91 @@ pub fn resample_grad<B: Backend>(grad: FloatTensor<B>, taps: &[Taps; 3]) -> Floa
         primitive(typed!(fg, T => cpu::tensor(cpu::resample_grad::<T>(cpu::slice(&fg), &taps[i], inner), shape)))
     })
 }
+
+/// What a channel's elements become: `leaky_relu((x - mean) * scale + shift)`. One number a channel, `[C]`.
+#[derive(Debug)]
+pub struct Channels<B: Backend> {
+    /// Taken off.
+    pub mean: FloatTensor<B>,
+    /// Multiplied by.
+    pub scale: FloatTensor<B>,
+    /// Added then.
+    pub shift: FloatTensor<B>,
+    /// Factor of what is negative then: 1 changes nothing, 0 is a ReLU.
+    pub slope: f64,
+}
+
+impl<B: Backend> Clone for Channels<B> {
+    fn clone(&self) -> Self {
+        Channels { mean: self.mean.clone(), scale: self.scale.clone(), shift: self.shift.clone(), slope: self.slope }
+    }
+}
+
+/// Dense Flex tensors of x and of the channels' numbers.
+fn flex_channels<B: Backend>(x: &FloatTensor<B>, channels: &Channels<B>) -> Option<[FlexTensor; 4]> {
+    let of = |t: &FloatTensor<B>| flex(t).filter(|t| t.dtype() == x.dtype());
+    Some([flex(x)?, of(&channels.mean)?, of(&channels.scale)?, of(&channels.shift)?])
+}
+
+/// Elements of one sample's channel.
+fn plane(x: &FlexTensor) -> usize {
+    x.shape()[2..].iter().product()
+}
+
+/// `[C]` from values.
+fn line<T: burn_backend::Element + bytemuck::Pod + Send + Sync>(values: Vec<T>) -> FlexTensor {
+    let shape = burn_std::Shape::from(vec![values.len()]);
+    FlexTensor::new(burn_std::Bytes::from_elems(values), burn_flex::Layout::contiguous(shape), T::dtype())
+}
+
+/// Mean, and sum of squared deviations from it, of each channel of x `[N, C, ..]`: `[C]` each.
+pub fn channel_moments<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
+    let Some(fx) = flex(&x) else { return generic::channel_moments::<B>(x) };
+    typed!(fx, T => {
+        let (mean, m2) = cpu::norm::moments::<T>(cpu::slice(&fx), fx.shape()[1], plane(&fx));
+        (primitive(line(mean)), primitive(line(m2)))
+    })
+}
+
+/// x `[N, C, D, H, W]` with its channels shifted, scaled and activated.
+pub fn channel_norm<B: Backend>(x: FloatTensor<B>, channels: &Channels<B>) -> FloatTensor<B> {
+    let Some([fx, mean, scale, shift]) = flex_channels::<B>(&x, channels) else { return generic::channel_norm::<B>(x, channels) };
+    primitive(typed!(fx, T => {
+        let (mean, scale, shift) = (cpu::slice(&mean), cpu::slice(&scale), cpu::slice(&shift));
+        let channels = cpu::norm::Channels { mean, scale, shift, slope: channels.slope as T };
+        cpu::tensor(cpu::norm::norm::<T>(cpu::slice(&fx), plane(&fx), channels), fx.shape().dims())
+    }))
+}
+
+/// Of each channel, the sum of the gradient before the activation, and of its product with x - mean: `[C]` each.
+pub fn channel_grad_sums<B: Backend>(x: FloatTensor<B>, grad: FloatTensor<B>, channels: &Channels<B>) -> (FloatTensor<B>, FloatTensor<B>) {
+    let (Some([fx, mean, scale, shift]), Some(fg)) = (flex_channels::<B>(&x, channels), flex(&grad)) else {
+        return generic::channel_grad_sums::<B>(x, grad, channels);
+    };
+    typed!(fx, T => {
+        let (mean, scale, shift) = (cpu::slice(&mean), cpu::slice(&scale), cpu::slice(&shift));
+        let channels = cpu::norm::Channels { mean, scale, shift, slope: channels.slope as T };
+        let (sum, dot) = cpu::norm::grad_sums::<T>(cpu::slice(&fx), cpu::slice(&fg), plane(&fx), channels);
+        (primitive(line(sum)), primitive(line(dot)))
+    })
+}
+
+/// The gradient of x, `scale * (g - a - (x - mean) * b)`: g is the gradient before the activation, a and b are `[C]`.
+pub fn channel_grad<B: Backend>(
+    x: FloatTensor<B>,
+    grad: FloatTensor<B>,
+    channels: &Channels<B>,
+    a: FloatTensor<B>,
+    b: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let flexed = (flex_channels::<B>(&x, channels), flex_pair(&grad, &a), flex(&b));
+    let (Some([fx, mean, scale, shift]), Some((fg, fa)), Some(fb)) = flexed else {
+        return generic::channel_grad::<B>(x, grad, channels, a, b);
+    };
+    primitive(typed!(fx, T => {
+        let (mean, scale, shift) = (cpu::slice(&mean), cpu::slice(&scale), cpu::slice(&shift));
+        let channels = cpu::norm::Channels { mean, scale, shift, slope: channels.slope as T };
+        let out = cpu::norm::grad::<T>(cpu::slice(&fx), cpu::slice(&fg), plane(&fx), channels, cpu::slice(&fa), cpu::slice(&fb));
+        cpu::tensor(out, fx.shape().dims())
+    }))
+}

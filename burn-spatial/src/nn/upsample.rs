@@ -4,12 +4,12 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Tensor, TensorPrimitive};
 
-use super::{UpsampleMode, UpsampleSpec, WindowBackend};
+use super::{SpecError, UpsampleMode, UpsampleSpec, WindowBackend};
 
 /// x `[N, C, D, H, W]` interpolated to `[N, C, size..]`, larger or smaller, with PyTorch's conventions.
 ///
 /// # Panics
-/// If x or the output has no voxels.
+/// If x or the output has no voxels, or a scale is not positive; see [`SpecError`](super::SpecError).
 pub fn upsample3d<B: WindowBackend>(x: Tensor<B, 5>, spec: &UpsampleSpec) -> Tensor<B, 5> {
     spec.check(x.dims()).unwrap_or_else(|e| panic!("upsample3d: {e}"));
     Tensor::from_primitive(TensorPrimitive::Float(B::upsample3d(x.into_primitive().tensor(), spec)))
@@ -54,7 +54,7 @@ impl Upsample3dConfig {
         match (self.output_size, self.scale_factor) {
             (None, None) => panic!("Upsample3d: give output_size or scale_factor"),
             (None, Some(scale)) if !scale.iter().all(|s| *s > 0.0 && s.is_finite()) => {
-                panic!("Upsample3d: the scale factors must be positive, but are {scale:?}")
+                panic!("Upsample3d: {}", SpecError::Scale { got: scale })
             }
             _ => {}
         }

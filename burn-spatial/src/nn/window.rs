@@ -2,10 +2,10 @@
 
 use std::fmt::Debug;
 
-use burn_backend::Backend;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use serde::{Deserialize, Serialize};
 
+use super::NormBackend;
 use crate::kernels::{Count, Position, Taps, Window, WindowAxis};
 
 /// What lies outside a volume.
@@ -87,7 +87,7 @@ pub struct UpsampleSpec {
 }
 
 /// Why a window operation cannot be done.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SpecError {
     /// A number that must not be zero is.
     #[error("{what} of a window operation must be at least 1 along every axis, but is {got:?}")]
@@ -148,6 +148,12 @@ pub enum SpecError {
         axis: &'static str,
         /// The padding.
         padding: usize,
+    },
+    /// A scale that no volume has.
+    #[error("the scale factors of an interpolation must be positive and finite, but are {got:?}")]
+    Scale {
+        /// What was given.
+        got: [f64; 3],
     },
     /// Channels and groups disagree.
     #[error("{input} input and {output} output channels do not divide into {groups} groups")]
@@ -269,7 +275,11 @@ impl UpsampleSpec {
     /// Whether the options make sense for x.
     pub fn check(&self, x: [usize; 5]) -> Result<(), SpecError> {
         nonzero("the input extent", &x[2..])?;
-        nonzero("the output size", &self.size)
+        nonzero("the output size", &self.size)?;
+        match self.scale {
+            Some(got) if !got.iter().all(|s| *s > 0.0 && s.is_finite()) => Err(SpecError::Scale { got }),
+            _ => Ok(()),
+        }
     }
 
     /// What the outputs read along each axis of a whole x.
@@ -300,7 +310,7 @@ pub fn same_padding(input: usize, kernel: usize, stride: usize, dilation: usize)
 /// A backend that runs window operations on whole volumes `[N, C, D, H, W]`. Specs are taken to fit the shapes: the
 /// modules check that with [`ConvSpec::window`], [`PoolSpec::window`] and [`UpsampleSpec::check`]. On a backend that
 /// splits volumes every method is collective.
-pub trait WindowBackend: Backend {
+pub trait WindowBackend: NormBackend {
     /// What a backward pass needs to know of an input without keeping its values: its shape, or its layout on a
     /// backend that splits volumes.
     type Placement: Clone + Send + Sync + Debug + 'static;

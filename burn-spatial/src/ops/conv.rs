@@ -7,7 +7,7 @@ use burn_std::Shape;
 use super::window::{Tensor, Transposed, placed};
 use crate::halo::AxisWindow;
 use crate::kind::Kind;
-use crate::layout::Axis;
+use crate::layout::{Axis, Layout};
 use crate::nn::{AXES, ConvSpec, PaddingMode, SpecError};
 use crate::tensor::SpatialTensor;
 
@@ -105,6 +105,15 @@ pub(super) fn transposed<const N: usize>(options: &ConvTransposeOptions<N>, x: [
     Options::of(options).transposed(extents, weight).unwrap_or_else(|error| panic!("{error}"))
 }
 
+/// How a gradient lies, or would if it were not the same everywhere: as volumes usually do.
+fn spread<B: Backend>(grad: &Tensor<B>) -> Layout {
+    let usual = Layout::volume(&grad.shape(), grad.context().mesh.grid());
+    [0, 2, 3, 4].into_iter().filter(|dim| grad.layout().is_uniform_dim(*dim)).fold(grad.layout().clone(), |layout, dim| {
+        let free = usual.dim(dim).iter().filter_map(Axis::as_split).all(|(mesh, _)| !layout.split_over().contains(mesh));
+        if free { layout.with_dim(dim, usual.dim(dim).to_vec()) } else { layout }
+    })
+}
+
 /// The gradient of a transposed convolution's x from that of its output, a volume. The place of x is the one whose
 /// output lies as `grad`.
 pub(super) fn transposed_x_grad<B: Backend, const N: usize>(
@@ -119,6 +128,6 @@ pub(super) fn transposed_x_grad<B: Backend, const N: usize>(
         (all - options.span(i, weight_dims[2 + i]) - options.padding_out[i]) / options.stride[i] + 1
     });
     let transposed = options.transposed(extents, weight_dims).unwrap_or_else(|error| panic!("{error}"));
-    let x = placed(grad.layout(), extents).1.with_dim(1, vec![Axis::full(weight_dims[0])]);
+    let x = placed(&spread(&grad), extents).1.with_dim(1, vec![Axis::full(weight_dims[0])]);
     transposed.x_grad(&x, weight, grad)
 }

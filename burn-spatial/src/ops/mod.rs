@@ -22,6 +22,7 @@ mod index;
 mod int;
 mod matmul;
 mod module;
+mod norm;
 mod pool;
 mod quantized;
 mod sample;

@@ -419,6 +419,10 @@ impl<B: Backend> ModuleOps<Self> for Spatial<B> {
         bias: Option<FloatTensor<Self>>,
         options: DeformConvOptions<2>,
     ) -> FloatTensor<Self> {
+        if let Some(samples) = Samples::of(&x) {
+            let (x, offset, mask) = (samples.take(x), samples.take(offset), mask.map(|mask| samples.take(mask)));
+            return samples.wrap(B::deform_conv2d(x, offset, parameter(weight), mask, bias.map(parameter), options));
+        }
         let op = "deform_conv2d";
         let (offset, weight) = (offset.gathered(op), weight.gathered(op));
         let (mask, bias) = (mask.map(|t| t.gathered(op)), bias.map(|t| t.gathered(op)));
@@ -436,6 +440,22 @@ impl<B: Backend> ModuleOps<Self> for Spatial<B> {
     ) -> DeformConv2dBackward<Self> {
         let op = "deform_conv2d_backward";
         let device = x.device().clone();
+        if let Some(samples) = Samples::of(&x) {
+            let (x, offset, mask) = (samples.take(x), samples.take(offset), mask.map(|mask| samples.take(mask)));
+            let (weight, bias, grad) = (parameter(weight), bias.map(parameter), samples.take(output_grad));
+            let grads = B::deform_conv2d_backward(x, offset, weight, mask, bias, grad, options);
+            let summed = |share: FloatTensor<B>| {
+                let shape = share.shape();
+                of_share(share, shape, samples.over(), device.clone())
+            };
+            return DeformConv2dBackward::new(
+                samples.wrap(grads.x_grad),
+                samples.wrap(grads.offset_grad),
+                summed(grads.weight_grad),
+                grads.mask_grad.map(|grad| samples.wrap(grad)),
+                grads.bias_grad.map(summed),
+            );
+        }
         let grads = B::deform_conv2d_backward(
             x.gathered(op),
             offset.gathered(op),

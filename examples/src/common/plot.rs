@@ -23,6 +23,14 @@ pub fn at<E: Display>(path: &Path) -> impl Fn(E) -> Error {
     move |cause| Error::Plot { path: path.to_owned(), cause: cause.to_string() }
 }
 
+/// A number on an axis, short.
+fn label(value: f64) -> String {
+    if value < 1e-3 {
+        return format!("{value:.0e}");
+    }
+    format!("{value:.4}").trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
 /// The loss of every step, which is called `what`, and its mean over epochs, on a logarithmic axis.
 ///
 /// # Errors
@@ -37,6 +45,8 @@ pub fn losses(path: &Path, losses: &[f32], steps_per_epoch: usize, what: &str) -
     let means: Vec<_> = losses.chunks(per_epoch).enumerate().map(|(i, chunk)| points(i * per_epoch + chunk.len(), mean(chunk))).collect();
     let (low, high) = steps.iter().fold((f64::INFINITY, 1e-9), |(low, high), (_, l)| (l.min(low), l.max(high)));
     let end = steps.last().map_or(1.0, |(x, _)| *x);
+    // Labels are at powers of the base: a narrow range needs closer ones.
+    let base = if high / low.min(high) < 30.0 { 2.0 } else { 10.0 };
 
     let root = BitMapBackend::new(path, (900, 600)).into_drawing_area();
     root.fill(&WHITE).map_err(at(path))?;
@@ -45,13 +55,13 @@ pub fn losses(path: &Path, losses: &[f32], steps_per_epoch: usize, what: &str) -
         .margin(16)
         .x_label_area_size(44)
         .y_label_area_size(70)
-        .build_cartesian_2d(0.0..end, (low.min(high) / 1.2..high * 1.2).log_scale())
+        .build_cartesian_2d(0.0..end, (low.min(high) / 1.2..high * 1.2).log_scale().base(base))
         .map_err(at(path))?;
     chart
         .configure_mesh()
         .x_desc("epochs")
         .y_desc(what)
-        .y_label_formatter(&|v| format!("{v:.0e}"))
+        .y_label_formatter(&|v| label(*v))
         .label_style(("sans-serif", 16))
         .draw()
         .map_err(at(path))?;
@@ -67,6 +77,11 @@ pub fn losses(path: &Path, losses: &[f32], steps_per_epoch: usize, what: &str) -
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn labels_are_short() {
+        assert_eq!([1.0, 0.25, 10.0, 0.010000000000000002, 1e-4].map(label), ["1", "0.25", "10", "0.01", "1e-4"]);
+    }
 
     #[test]
     fn losses_are_drawn_whatever_they_are() {

@@ -6,6 +6,7 @@ use burn_std::Bytes;
 
 mod broadcast;
 mod conv;
+pub(crate) mod norm;
 mod pool;
 mod resample;
 mod simd;
