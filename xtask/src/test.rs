@@ -144,6 +144,7 @@ impl Suite<'_> {
     fn learner(&self) -> Result<Count, Failure> {
         println!("\n     Running Burn's Learner");
         let folder = env::temp_dir().join(format!("burn-spatial-learner-{}", std::process::id()));
+        std::fs::create_dir_all(&folder)?;
         let mut count = Count::default();
         for grid in ["2x1x2x1", "1x2x2x1"] {
             let mut command = self.mpirun(4, "learner");
