@@ -245,7 +245,7 @@ mod tests {
         let mut some = TARGETS;
         some[8..].fill(255);
         let first = Tensor::from_data(TensorData::new(TARGETS[..8].to_vec(), [1, 2, 2, 2]), &Default::default());
-        let alone = logits().slice([0..1]);
+        let alone = logits().slice_dim(0, 0..1);
         let loss = DiceCrossEntropy::new();
         let ignoring = loss.clone().with_ignore_index(Some(255)).forward(logits(), targets(some));
         assert!((number(ignoring) - number(loss.forward::<_, 4>(alone, first))).abs() < 1e-6);
@@ -263,6 +263,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "do not fit logits")]
     fn targets_of_another_volume_are_refused() {
-        DiceLoss::new().forward(logits(), targets(TARGETS).slice([0..1]));
+        DiceLoss::new().forward(logits(), targets(TARGETS).slice_dim(0, 0..1));
     }
 }

@@ -231,7 +231,7 @@ pub fn adam(device: &Device) {
         let gradients: Tensor<B, 2> = case.tensor("grads", dtype, device);
         let mut steps = Vec::new();
         for step in 0..gradients.dims()[0] {
-            let gradient = gradients.clone().slice([step..step + 1]).squeeze_dim::<1>(0);
+            let gradient = gradients.clone().slice_dim(0, step..step + 1).squeeze_dim::<1>(0);
             let grads = (one.p.val() * gradient).sum().backward();
             let grads = GradientsParams::from_grads(grads, &one);
             one = optimizer.step(case.number("lr"), one, grads);

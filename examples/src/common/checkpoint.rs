@@ -82,8 +82,11 @@ fn encode<T: Task>(state: &State<T::Setup>, model: &T::Model, optimizer: &AdamOp
     Ok(bytes)
 }
 
-/// The state and the two records of a whole file.
-fn decode<S: DeserializeOwned>(bytes: &[u8]) -> Result<(State<S>, &[u8], &[u8]), String> {
+/// A state, and the records of the network and the optimizer.
+type Parts<'a, S> = (State<S>, &'a [u8], &'a [u8]);
+
+/// The parts of a whole file.
+fn decode<S: DeserializeOwned>(bytes: &[u8]) -> Result<Parts<'_, S>, String> {
     let (content, sum) = bytes.split_last_chunk::<4>().ok_or("it is empty")?;
     if crc32fast::hash(content) != u32::from_le_bytes(*sum) {
         return Err("its checksum is wrong: it is damaged or no checkpoint".into());

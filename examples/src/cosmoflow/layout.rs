@@ -93,7 +93,7 @@ fn follow(layer: &Layer, before: &Layout, grid: Grid) -> (Layout, usize) {
 /// `cosmoflow layout`.
 ///
 /// # Errors
-/// [`Error::Config`] when there is no such network.
+/// [`Error::CosmoFlow`] when there is no such network.
 pub fn run(args: &LayoutArgs) -> Result<(), Error> {
     let config = CosmoFlowConfig::new(args.width).with_batch_norm(!args.no_batch_norm);
     let batch = args.batch.get();
