@@ -1,4 +1,10 @@
 //! Where a tensor lives: a device of the inner backend and a rank of a mesh.
+//!
+//! **Threads.** The thread that made a rank's [`SpatialDevice`] is the rank's own: it runs the program. Any thread may read
+//! tensors that are full, for nothing is sent. One thread beside the rank's own, from its first message until it ends, may
+//! read others too: it has communicators to itself, so that the two do not disturb each other. The second threads of all
+//! ranks read the same tensors in the same order, as Burn's `Learner` does. Backward passes, and gradients that are still
+//! being summed, belong to the rank's own thread.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -41,7 +47,7 @@ pub(crate) struct RankContext {
     pub(crate) stats: Stats,
     pub(crate) generator: Generator,
     pub(crate) gradients: Engine,
-    /// The thread that runs the program; others may not communicate on its communicators.
+    /// The thread that runs the program; no other communicates on its communicators.
     main: ThreadId,
     inner: DeviceId,
     strict: AtomicBool,
@@ -57,14 +63,36 @@ impl RankContext {
         plans.entry(key).or_insert_with(|| Arc::new(Plan::new(&self.mesh, axes, needs))).clone()
     }
 
-    /// The mesh, for an operation that communicates: only the rank's own thread may, or messages of two threads would
-    /// be mixed up.
-    pub(crate) fn talking(&self) -> &Mesh {
+    /// Whether the calling thread is the rank's own.
+    pub(crate) fn on_own_thread(&self) -> bool {
         // Test harnesses run every test on a thread of its own, one after another.
         let test = || self.split_inputs.read().is_ok_and(|mode| mode.is_some());
+        std::thread::current().id() == self.main || test()
+    }
+
+    /// The mesh on which the calling thread communicates: messages of two threads must not be mixed up.
+    pub(crate) fn talking(&self) -> &Mesh {
+        if self.on_own_thread() {
+            return &self.mesh;
+        }
+        self.mesh.beside().unwrap_or_else(|| {
+            panic!(
+                "rank {}: a third thread would have to communicate: one beside the rank's own does so already, and lives. Read split tensors on one of these two, or make them full on the rank's own (place::to_full) before they are passed on",
+                self.mesh.rank()
+            )
+        })
+    }
+
+    /// [`RankContext::talking`] if `plan` has messages.
+    pub(crate) fn talking_as(&self, plan: &Plan) -> &Mesh {
+        if plan.sends.is_empty() && plan.receives.is_empty() { &self.mesh } else { self.talking() }
+    }
+
+    /// The mesh, for `what` only the rank's own thread may do.
+    pub(crate) fn talking_alone(&self, what: &str) -> &Mesh {
         assert!(
-            std::thread::current().id() == self.main || test(),
-            "rank {}: a thread that is not the rank's own would have to communicate. Make tensors full on the rank's thread (to_full(), or into_data()) before they are passed on",
+            self.on_own_thread(),
+            "rank {}: {what} on a thread that is not the rank's own. Do that on the thread that made the SpatialDevice",
             self.mesh.rank()
         );
         &self.mesh

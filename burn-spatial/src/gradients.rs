@@ -24,8 +24,8 @@ pub(crate) struct Deferred<B: Backend, K: Kind<B>> {
     shape: Shape,
     dtype: DType,
     device: B::Device,
-    /// Whether the engine has it and has not delivered it yet.
-    queued: AtomicBool,
+    /// Whether it is the engine's: a weight gradient.
+    gradient: AtomicBool,
     state: Mutex<State<K::Primitive>>,
 }
 
@@ -45,7 +45,7 @@ impl<B: Backend, K: Kind<B>> Deferred<B, K> {
             shape: partial.shape(),
             dtype: partial.dtype(),
             device,
-            queued: AtomicBool::new(false),
+            gradient: AtomicBool::new(false),
             state: Mutex::new(State::Partial(partial)),
         }
     }
@@ -64,17 +64,44 @@ impl<B: Backend, K: Kind<B>> Deferred<B, K> {
 
     /// The sum. Collective over the axes when first called.
     pub(crate) fn read(&self, context: &RankContext) -> Result<K::Primitive, CommError> {
-        if self.queued.load(Ordering::Relaxed) {
-            context.gradients.flush(context.talking())?;
+        let gradient = self.gradient.load(Ordering::Relaxed);
+        if gradient && !matches!(*self.state(), State::Done(_)) {
+            context.gradients.flush(context.talking_alone("reading a gradient that is still being summed"))?;
         }
-        let mut state = self.state();
-        let sum = match &*state {
-            State::Done(sum) => return Ok(sum.clone()),
-            State::Partial(partial) => all_reduce::<B, K>(context, partial.clone(), self.axes, ReduceOp::Sum, &self.device)?,
-            State::Sent => unreachable!("a flush delivers every queued sum"),
-        };
-        *state = State::Done(sum.clone());
+        if !gradient && !context.on_own_thread() {
+            return self.read_beside(context);
+        }
+        let (value, done) = self.value();
+        if done {
+            return Ok(value);
+        }
+        // Not under the lock: a thread that reads beside this one must not wait for other ranks through it.
+        let sum = all_reduce::<B, K>(context, value, self.axes, ReduceOp::Sum, &self.device)?;
+        *self.state() = State::Done(sum.clone());
         Ok(sum)
+    }
+
+    /// The sum and true, or this rank's share and false.
+    fn value(&self) -> (K::Primitive, bool) {
+        match &*self.state() {
+            State::Done(sum) => (sum.clone(), true),
+            State::Partial(partial) => (partial.clone(), false),
+            State::Sent => unreachable!("a flush delivers every queued sum"),
+        }
+    }
+
+    /// [`Deferred::read`] on a thread beside the rank's own, which may have made the sum on some ranks and not yet on
+    /// others. The sum is not kept: whether the rank's own thread still has to make it must not depend on this one.
+    fn read_beside(&self, context: &RankContext) -> Result<K::Primitive, CommError> {
+        let comm = context.talking().group(self.axes).expect("a pending sum has others");
+        let (value, done) = self.value();
+        let ready = comm.all_gather(&[u8::from(done)])?;
+        let Some(root) = ready.iter().position(|flag| flag == &[1]) else {
+            return all_reduce::<B, K>(context, value, self.axes, ReduceOp::Sum, &self.device);
+        };
+        let sum = if done { K::into_data(value).as_bytes().to_vec() } else { Vec::new() };
+        let sum = comm.broadcast(root, sum)?;
+        Ok(K::from_data(TensorData::from_bytes_vec(sum, self.shape.clone(), self.dtype), &self.device))
     }
 }
 
@@ -127,7 +154,6 @@ impl<B: Backend, K: Kind<B>> Member for Deferred<B, K> {
     fn deliver(&self, sum: &[u8]) {
         let data = TensorData::from_bytes_vec(sum.to_vec(), self.shape.clone(), self.dtype);
         *self.state() = State::Done(K::from_data(data, &self.device));
-        self.queued.store(false, Ordering::Relaxed);
     }
 }
 
@@ -163,7 +189,7 @@ impl Engine {
         {
             queue.send(mesh)?;
         }
-        gradient.queued.store(true, Ordering::Relaxed);
+        gradient.gradient.store(true, Ordering::Relaxed);
         queue.open_bytes += gradient.bytes();
         queue.open.push(gradient);
         if queue.open_bytes >= BUCKET {

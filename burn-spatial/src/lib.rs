@@ -65,6 +65,7 @@ pub mod optim;
 pub mod place;
 mod random;
 mod redistribute;
+mod seat;
 mod split_inputs;
 pub mod stats;
 pub mod tensor;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::comm::{Comm, CommError};
+use crate::seat::Seat;
 
 /// A named axis of the process grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -174,17 +175,38 @@ pub struct Mesh {
     world: Comm,
     /// For each set of axes (by its bits): the ranks that differ from this one along these axes only, ordered by
     /// their coordinates. `None` where that is this rank alone.
-    groups: [Option<Comm>; 16],
+    groups: Groups,
+    /// The same ranks with groups of their own, for a thread that reads beside the rank's own.
+    beside: Option<Beside>,
+}
+
+type Groups = [Option<Comm>; 16];
+
+#[derive(Debug)]
+struct Beside {
+    mesh: Box<Mesh>,
+    seat: Arc<Seat>,
 }
 
 impl Mesh {
     /// Lays `grid` over the ranks of `world`. Collective.
+    ///
+    /// Makes two communicators for each set of axes with several ranks, at most 30: one for the rank's own thread, and
+    /// one for a second thread that reads tensors. They last as long as the job; make a mesh once.
     pub fn new(world: Comm, grid: Grid) -> Result<Arc<Mesh>, MeshError> {
         if grid.ranks() != world.size() {
             return Err(MeshError::Ranks { grid, ranks: world.size() });
         }
         let coords = grid.coords(world.rank());
-        let mut groups: [Option<Comm>; 16] = Default::default();
+        let groups = Mesh::groups(&world, grid)?;
+        let beside = Mesh { grid, coords, world: world.clone(), groups: Mesh::groups(&world, grid)?, beside: None };
+        let beside = Some(Beside { mesh: Box::new(beside), seat: Arc::default() });
+        Ok(Arc::new(Mesh { grid, coords, world, groups, beside }))
+    }
+
+    fn groups(world: &Comm, grid: Grid) -> Result<Groups, CommError> {
+        let coords = grid.coords(world.rank());
+        let mut groups = Groups::default();
         for bits in 1..16u8 {
             let trivial = |axis: MeshAxis| grid.size(axis) == 1;
             // A set with an axis of one rank is the set without it.
@@ -195,7 +217,7 @@ impl Mesh {
             AxisSet(bits).iter().for_each(|axis| origin[axis.index()] = 0);
             groups[bits as usize] = Some(world.split(grid.rank(origin), world.rank())?);
         }
-        Ok(Arc::new(Mesh { grid, coords, world, groups }))
+        Ok(groups)
     }
 
     /// The grid.
@@ -226,6 +248,13 @@ impl Mesh {
     /// The communicator of all ranks.
     pub fn world(&self) -> &Comm {
         &self.world
+    }
+
+    /// The mesh on which a thread beside the rank's own communicates, as soon as no other such thread lives; `None`
+    /// while one does.
+    pub(crate) fn beside(&self) -> Option<&Mesh> {
+        let Beside { mesh, seat } = self.beside.as_ref()?;
+        seat.take().then_some(mesh)
     }
 
     /// `axes` without those that have one rank.

@@ -45,11 +45,10 @@ pub(crate) fn redistribute<B: Backend, K: Kind<B>>(
     let (sources, needs): (Vec<Axis>, Vec<AxisNeed>) = axes.iter().filter_map(moved).unzip();
     let plan = context.plan(&sources, &needs);
     if !plan.receives.is_empty() || !plan.sends.is_empty() {
-        context.talking();
         context.stats.redistribution();
     }
     let own = K::reshape(local, Shape::from(plan.own.clone()));
-    let block = exchange::<B, K>(&context.mesh, &plan, own, device)?;
+    let block = exchange::<B, K>(context.talking_as(&plan), &plan, own, device)?;
     let mut moved_extents = block.shape().to_vec().into_iter();
     let stored: Vec<usize> =
         axes.iter().map(|(a, _)| if a.storage == Storage::Uniform { 1 } else { moved_extents.next().expect("one a moved axis") }).collect();

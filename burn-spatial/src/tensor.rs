@@ -110,7 +110,8 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
             Value::Deferred(deferred, live) if !self.layout.pending.is_empty() => {
                 let layout = self.layout.with_pending(AxisSet::EMPTY);
                 assert!(layout.is_full(), "a weight gradient is full, not {layout}");
-                communicated(context.gradients.push(&context.mesh, deferred.clone()));
+                let mesh = context.talking_alone("a backward pass");
+                communicated(context.gradients.push(mesh, deferred.clone()));
                 SpatialTensor { value: Value::Deferred(deferred, live), layout, device: self.device, dtype: self.dtype }
             }
             value => SpatialTensor { value, ..self },

@@ -3,4 +3,10 @@
 
 pub mod common;
 pub mod cosmoflow;
+pub mod learner;
 pub mod unet3d;
+
+/// The examples of the guide are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/guide.md")]
+struct Guide;

@@ -13,5 +13,6 @@ pub mod modules;
 pub mod npz;
 pub mod ops;
 pub mod planes;
+pub mod second_thread;
 pub mod suite;
 pub mod windows;

@@ -64,6 +64,7 @@ pub fn run() -> Result<bool, Failure> {
     } else {
         let suite = Suite { environment: &environment, folder: programs(&environment, "debug")? };
         count.add(suite.ranks()?);
+        count.add(suite.learner()?);
         count.add(suite.failures()?);
         count.add(suite.bad_data()?);
     }
@@ -136,6 +137,25 @@ impl Suite<'_> {
             count.failed = 1;
         }
         println!("{passed} passed in {:.1} s", outcome.elapsed.as_secs_f64());
+        Ok(count)
+    }
+
+    /// Burn's own training loop, whose second thread reads tensors while the first trains.
+    fn learner(&self) -> Result<Count, Failure> {
+        println!("\n     Running Burn's Learner");
+        let folder = env::temp_dir().join(format!("burn-spatial-learner-{}", std::process::id()));
+        std::fs::create_dir_all(&folder)?;
+        let mut count = Count::default();
+        for grid in ["2x1x2x1", "1x2x2x1"] {
+            let mut command = self.mpirun(4, "learner");
+            command.args(["--grid", grid, "--epochs", "3"]).arg("--out").arg(folder.join(grid));
+            let outcome = job::run(&mut command, SOON * 12, Show::Nothing)?;
+            let epochs = outcome.stdout.iter().filter(|line| line.starts_with("epoch ")).count();
+            let text = || [&outcome.stdout[..], &outcome.stderr[..]].concat().join("\n");
+            let good = outcome.success() && epochs == 3;
+            count.test(&format!("three epochs on {grid}"), if good { Ok(()) } else { Err(format!("{}\n{}", how(&outcome), text())) });
+        }
+        remove(&folder)?;
         Ok(count)
     }
 

@@ -31,9 +31,8 @@ pub(crate) fn fetch<B: Backend, K: Kind<B>>(
     let plan = context.plan(&axes, &needed);
     if !plan.sends.is_empty() || !plan.receives.is_empty() {
         context.stats.redistribution();
-        context.talking();
     }
-    communicated(exchange::<B, K>(&context.mesh, &plan, local, device))
+    communicated(exchange::<B, K>(context.talking_as(&plan), &plan, local, device))
 }
 
 /// [`fetch`] along one dimension.

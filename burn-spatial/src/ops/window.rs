@@ -47,19 +47,18 @@ impl Halo {
         let device = x.device().clone();
         let own = x.into_layout(&self.input).settle().0;
         self.count(context);
-        communicated(exchange::<B, Float>(&context.mesh, &self.plan, own, device.inner_device()))
+        communicated(exchange::<B, Float>(context.talking_as(&self.plan), &self.plan, own, device.inner_device()))
     }
 
     /// The gradient of a block, or a share of what lies there, added to the shards. Collective.
     fn scatter<B: Backend>(&self, context: &RankContext, block: FloatTensor<B>, device: SpatialDevice<B::Device>) -> Tensor<B> {
         self.count(context);
-        let own = communicated(exchange_add::<B, Float>(&context.mesh, &self.plan, block, device.inner_device()));
+        let own = communicated(exchange_add::<B, Float>(context.talking_as(&self.plan), &self.plan, block, device.inner_device()));
         SpatialTensor::new(own, self.input.clone(), device)
     }
 
     fn count(&self, context: &RankContext) {
         if !self.plan.sends.is_empty() || !self.plan.receives.is_empty() {
-            context.talking();
             context.stats.halo();
         }
     }
