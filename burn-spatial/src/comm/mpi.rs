@@ -155,6 +155,8 @@ pub(crate) fn abort_job(cause: &str) {
     let cause = without_rank(engine.rank, cause);
     // In one write, so that the lines of ranks that fail together do not mix. There is nobody to tell of an error.
     let _ = std::io::stderr().write_all(format!("rank {}: {cause}\n", engine.rank).as_bytes());
+    // The launcher passes the line on by one way and hears of the abort by another: what it says of it itself comes last.
+    std::thread::sleep(Duration::from_millis(200));
     // SAFETY: MPI is initialised; aborting is allowed from any thread.
     unsafe { ffi::MPI_Abort(engine.world.0, 1) };
 }
