@@ -170,7 +170,7 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
         let context = device.context();
         if let Value::Random(draw) = self.value {
             // Each rank draws its own block; uniform axes have to be stored.
-            let target = (0..layout.rank()).fold(layout.clone(), |l, dim| l.materialized_dim(dim));
+            let target = layout.materialized();
             let data = draw.block(&target, context.mesh.coords(), self.dtype);
             return Self::new(K::from_data(data, device.inner_device()), target, device);
         }
@@ -183,6 +183,11 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
     pub(crate) fn into_full(self) -> Self {
         let layout = Layout::full(&self.layout.shape());
         self.into_layout(&layout)
+    }
+
+    /// The value, whole, as the inner backend's.
+    pub(crate) fn into_whole(self) -> K::Primitive {
+        self.into_full().settle().0
     }
 
     /// The block for an operation without a rule: gathered, counted, logged once, and refused in strict mode.
@@ -201,6 +206,6 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
                 tracing::warn!("{op} has no rule for a tensor that lies as {}: gathered on every rank (said once)", self.layout);
             }
         }
-        self.into_full().settle().0
+        self.into_whole()
     }
 }

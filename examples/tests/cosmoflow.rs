@@ -124,7 +124,9 @@ fn a_checkpoint_goes_on_on_another_grid_and_a_damaged_one_gives_way_to_the_last(
 #[test]
 fn a_training_reports_and_can_be_tested_again() {
     let folder = folder();
-    let outcome = train(&TrainArgs { epochs: 1, ..train_args(folder.path(), "run", "2x1x2x1", &[]) }).unwrap();
+    let mut args = train_args(folder.path(), "run", "2x1x2x1", &[]);
+    args.run.epochs = 1;
+    let outcome = train(&args).unwrap();
     let test = outcome.test.unwrap();
     assert_eq!(test.names, ["Omega_m", "sigma_8"], "parameters that do not vary are not learned");
     assert_eq!(test.truth.len(), 2);

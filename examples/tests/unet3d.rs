@@ -90,7 +90,7 @@ fn two_epochs_and_two_are_four_on_another_grid_too() {
 fn a_trained_network_reports_is_tested_and_predicts() {
     let folder = folder();
     let mut args = train_args(folder.path(), "run", "2x1x2x1", &["--class-weights", "0.5,1,1", "--lr", "1e-2"]);
-    args.epochs = 25;
+    args.run.epochs = 25;
     let outcome = train(&args).unwrap();
     assert!(outcome.losses.last() < outcome.losses.first());
     let run = folder.path().join("run");
@@ -192,7 +192,7 @@ fn errors_name_what_is_wrong() {
     assert!(message.contains("dataset 'label'") && message.contains("no labels"), "{message}");
     let message = with(&|args| args.model.classes = 2);
     assert!(message.contains("expected classes from 0 to 1, found 2 at depth"), "{message}");
-    let message = with(&|args| args.epochs = 0);
+    let message = with(&|args| args.run.epochs = 0);
     assert!(message.contains("--epochs"), "{message}");
 
     let (data, out, nothing) = (folder.path().join("data"), folder.path().join("out"), folder.path().join("none.bin"));

@@ -9,4 +9,4 @@ pub mod weights;
 
 pub use burn_spatial::optim::Adam;
 pub use cosmoflow::{CosmoFlow, CosmoFlowConfig, CosmoFlowRecord};
-pub use unet::{UNet3d, UNet3dConfig, UNet3dRecord};
+pub use unet::{ConvBlock, UNet3d, UNet3dConfig, UNet3dRecord};

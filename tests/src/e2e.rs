@@ -74,8 +74,8 @@ impl Fixture {
     }
 }
 
-/// How far, relative, ten steps in float32 may leave float64 ones where activations have kinks: one voxel that rounding
-/// moves across one moved losses by 2e-3 and sums of weights by as much.
+/// How far, relative, ten steps in float32 may leave float64 ones where maxima and kinks lie so close that rounding moves
+/// voxels across them.
 pub const STEPPED: f64 = 5e-3;
 
 /// What ten steps left, in float64.

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use burn::backend::{Autodiff, Flex};
 use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, Optimizer};
+use burn::tensor::activation::relu;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Distribution, Int, Tensor, TensorData};
 use burn_spatial::nn::WindowBackend;
 use burn_spatial::{Grid, Spatial, place};
 use burn_spatial_models::loss::DiceCrossEntropy;
 use burn_spatial_models::weights::{self, Named};
-use burn_spatial_models::{Adam, UNet3d, UNet3dConfig};
+use burn_spatial_models::{Adam, ConvBlock, UNet3d, UNet3dConfig};
 use burn_spatial_tests::e2e::{self, Fixture, Outcome};
 use burn_spatial_tests::fixtures::{directory, values};
 use burn_spatial_tests::fixtures_loss::split_targets;
@@ -44,6 +45,7 @@ fn batch<B: Backend>(fixture: &Fixture, step: usize, dtype: DType, device: &B::D
 
 fn outcome<B: WindowBackend + AutodiffBackend>(
     dtype: DType,
+    forward: impl Fn(&UNet3d<B>, Tensor<B, 5>) -> Tensor<B, 5>,
     device: &B::Device,
     place: impl Fn(Tensor<B, 5>) -> Tensor<B, 5>,
     place_targets: impl Fn(Tensor<B, 4, Int>) -> Tensor<B, 4, Int>,
@@ -60,7 +62,7 @@ where
     for step in 0..steps {
         start(&model);
         let (x, y) = batch::<B>(&fixture, step, dtype, device);
-        let loss = DiceCrossEntropy::new().forward(model.forward(place(x)), place_targets(y));
+        let loss = DiceCrossEntropy::new().forward(forward(&model, place(x)), place_targets(y));
         losses.push(values(loss.clone())[0]);
         let gradients = loss.backward();
         if step == 0 {
@@ -78,6 +80,25 @@ where
         (name, sums)
     });
     Outcome { losses, gradient_norms, sums: sums.collect() }
+}
+
+/// The network of `model` from Burn's own modules and our pool.
+fn unfused<B: WindowBackend>(model: &UNet3d<B>, volumes: Tensor<B, 5>) -> Tensor<B, 5> {
+    let block = |block: &ConvBlock<B>, x| {
+        let x = relu(block.norm1.forward(block.conv1.forward(x)));
+        relu(block.norm2.forward(block.conv2.forward(x)))
+    };
+    let (bottom, down) = model.down.split_last().expect("levels");
+    let (mut x, mut skips) = (volumes, Vec::new());
+    for level in down {
+        skips.push(block(level, x));
+        x = model.pool.forward(skips[skips.len() - 1].clone());
+    }
+    x = block(bottom, x);
+    for ((up, level), skip) in model.up.iter().zip(&model.dec).zip(skips.into_iter().rev()) {
+        x = block(level, Tensor::cat(vec![skip, up.forward(x)], 1));
+    }
+    model.head.forward(x)
 }
 
 /// The loss of each step from given weights.
@@ -106,7 +127,7 @@ fn check(dtype: DType) {
     let tolerance = if double { [1e-8; 2] } else { [1e-4, e2e::STEPPED] };
     let mut starts = Vec::new();
     if !double {
-        outcome::<Plain>(DType::F64, &Default::default(), |x| x, |y| y, |model| starts.push(weights::collect(model)));
+        outcome::<Plain>(DType::F64, UNet3d::forward, &Default::default(), |x| x, |y| y, |model| starts.push(weights::collect(model)));
     }
     let compare = |mut outcome: Outcome, from_starts: Vec<f64>, grid: &str| {
         if !double {
@@ -116,11 +137,11 @@ fn check(dtype: DType) {
         outcome.check(&fixture, tolerance, grid);
     };
     let one = Default::default();
-    let plain = outcome::<Plain>(dtype, &one, |x| x, |y| y, |_| ());
+    let plain = outcome::<Plain>(dtype, UNet3d::forward, &one, |x| x, |y| y, |_| ());
     compare(plain, losses_from::<Plain>(&starts, dtype, &one, |x| x, |y| y), "Flex");
     for grid in GRIDS {
         let (outcome, losses) = agreed_on_grid(grid, |device| {
-            let outcome = outcome::<Split>(dtype, device, place::split, split_targets, |_| ());
+            let outcome = outcome::<Split>(dtype, UNet3d::forward, device, place::split, split_targets, |_| ());
             (outcome, losses_from::<Split>(&starts, dtype, device, place::split, split_targets))
         });
         compare(outcome, losses, &grid.to_string());
@@ -135,6 +156,16 @@ fn ten_steps_in_float64() {
 #[test]
 fn ten_steps_in_float32() {
     check(DType::F32);
+}
+
+#[test]
+fn the_same_from_plain_modules() {
+    let fixture = Fixture::read(CASE);
+    outcome::<Plain>(DType::F64, unfused, &Default::default(), |x| x, |y| y, |_| ()).check(&fixture, [1e-8; 2], "Flex");
+    for grid in GRIDS {
+        let outcome = agreed_on_grid(grid, |device| outcome::<Split>(DType::F64, unfused, device, place::split, split_targets, |_| ()));
+        outcome.check(&fixture, [1e-8; 2], &grid.to_string());
+    }
 }
 
 #[test]

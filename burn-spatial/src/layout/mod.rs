@@ -229,6 +229,11 @@ impl Layout {
         let axes = self.dims[dim].iter().map(|a| if a.storage == Storage::Uniform { Axis::full(a.extent) } else { a.clone() });
         self.with_dim(dim, axes.collect())
     }
+
+    /// This layout with all uniform axes stored in full.
+    pub fn materialized(&self) -> Layout {
+        (0..self.rank()).fold(self.clone(), |layout, dim| layout.materialized_dim(dim))
+    }
 }
 
 /// Global extent of a product of axes.

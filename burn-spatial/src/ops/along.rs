@@ -113,9 +113,6 @@ pub(crate) fn scan<B: Backend, K: Kind<B>>(
     // The ranks' last results, one after another.
     let ranks = offsets.len() - 1;
     let each = layout.with_dim(dim, vec![Axis::split(mesh, (0..=ranks).collect::<Vec<_>>())]);
-    if !context.mesh.effective(split_over(layout.dim(dim))).is_empty() {
-        context.talking();
-    }
     let all = communicated(redistribute::<B, K>(&context, last, &each, &each.full_dim(dim), device.inner_device()));
     let before = context.mesh.coord(mesh);
     let result = if before == 0 {
@@ -168,7 +165,7 @@ pub(crate) fn cat<B: Backend, K: Kind<B>>(tensors: Vec<SpatialTensor<B, K>>, dim
     let others = |tensors: &[SpatialTensor<B, K>]| {
         let layouts: Vec<Layout> = tensors.iter().map(|t| t.layout().with_dim(dim, vec![]).with_pending(Default::default())).collect();
         let (_, out) = unify(&layouts.iter().collect::<Vec<_>>());
-        (0..out.rank()).fold(out, |l, d| l.materialized_dim(d))
+        out.materialized()
     };
     let out = others(&tensors);
     let mesh =

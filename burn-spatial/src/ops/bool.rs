@@ -40,7 +40,7 @@ impl<B: Backend> BoolTensorOps<Self> for Spatial<B> {
 
     /// Collective where the tensor is split.
     fn bool_into_data(tensor: BoolTensor<Self>) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
-        B::bool_into_data(tensor.into_full().settle().0)
+        B::bool_into_data(tensor.into_whole())
     }
 
     fn bool_from_data(data: TensorData, device: &Device<Self>) -> BoolTensor<Self> {
@@ -63,7 +63,7 @@ impl<B: Backend> BoolTensorOps<Self> for Spatial<B> {
         if tensor.device() == device {
             return tensor;
         }
-        SpatialTensor::full(B::bool_to_device(tensor.into_full().settle().0, device.inner_device()), device.clone())
+        SpatialTensor::full(B::bool_to_device(tensor.into_whole(), device.inner_device()), device.clone())
     }
 
     fn bool_reshape(tensor: BoolTensor<Self>, shape: Shape) -> BoolTensor<Self> {

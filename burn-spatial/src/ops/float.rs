@@ -164,7 +164,7 @@ impl<B: Backend> FloatTensorOps<Self> for Spatial<B> {
 
     /// Collective where the tensor is split or a sum is pending.
     fn float_into_data(tensor: FloatTensor<Self>) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
-        B::float_into_data(tensor.into_full().settle().0)
+        B::float_into_data(tensor.into_whole())
     }
 
     fn float_device(tensor: &FloatTensor<Self>) -> Device<Self> {
@@ -176,7 +176,7 @@ impl<B: Backend> FloatTensorOps<Self> for Spatial<B> {
             return tensor;
         }
         // Another rank's device in this process: whole tensors only.
-        SpatialTensor::full(B::float_to_device(tensor.into_full().settle().0, device.inner_device()), device.clone())
+        SpatialTensor::full(B::float_to_device(tensor.into_whole(), device.inner_device()), device.clone())
     }
 
     fn float_into_int(tensor: FloatTensor<Self>, out_dtype: IntDType) -> IntTensor<Self> {

@@ -131,7 +131,7 @@ pub(crate) fn slice_assign<B: Backend, K: Kind<B>>(
         (0..layout.rank()).filter(|d| !whole(*d)).fold(layout.clone(), |l, d| l.with_dim(d, vec![])).with_pending(Default::default())
     };
     let (_, mut out) = unify(&[&mask(base.layout()), &mask(value.layout())]);
-    out = (0..out.rank()).fold(out, |l, d| l.materialized_dim(d));
+    out = out.materialized();
     let mut target_value = out.clone();
     let mut used = out.split_over();
     for dim in (0..shape.num_dims()).filter(|d| !whole(*d)) {
@@ -205,7 +205,7 @@ pub(crate) fn slice_assign<B: Backend, K: Kind<B>>(
 fn paired(a: &Layout, b: &Layout, dim: usize) -> Layout {
     let (_, out) =
         unify(&[&a.with_dim(dim, vec![]).with_pending(Default::default()), &b.with_dim(dim, vec![]).with_pending(Default::default())]);
-    (0..out.rank()).fold(out, |l, d| l.materialized_dim(d))
+    out.materialized()
 }
 
 /// Whether two tensors have equal extents but along `dim`.

@@ -99,7 +99,7 @@ impl<B: Backend> IntTensorOps<Self> for Spatial<B> {
 
     /// Collective where the tensor is split or a sum is pending.
     fn int_into_data(tensor: IntTensor<Self>) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
-        B::int_into_data(tensor.into_full().settle().0)
+        B::int_into_data(tensor.into_whole())
     }
 
     fn int_from_data(data: TensorData, device: &Device<Self>) -> IntTensor<Self> {
@@ -114,7 +114,7 @@ impl<B: Backend> IntTensorOps<Self> for Spatial<B> {
         if tensor.device() == device {
             return tensor;
         }
-        SpatialTensor::full(B::int_to_device(tensor.into_full().settle().0, device.inner_device()), device.clone())
+        SpatialTensor::full(B::int_to_device(tensor.into_whole(), device.inner_device()), device.clone())
     }
 
     fn int_reshape(tensor: IntTensor<Self>, shape: Shape) -> IntTensor<Self> {

@@ -208,7 +208,7 @@ pub(crate) fn expand<B: Backend, K: Kind<B>>(tensor: SpatialTensor<B, K>, shape:
 pub(crate) fn repeat_dim<B: Backend, K: Kind<B>>(tensor: SpatialTensor<B, K>, dim: usize, times: usize) -> SpatialTensor<B, K> {
     let device = tensor.device().clone();
     if times == 0 || tensor.layout().extent(dim) == 0 {
-        let local = tensor.into_full().settle().0;
+        let local = tensor.into_whole();
         let mut shape = local.shape();
         shape[dim] *= times;
         let dtype = local.dtype();

@@ -10,7 +10,7 @@ use burn_std::Shape;
 use super::conv::{flat, lifted_shape, spec, transposed, transposed_x_grad, volume};
 use super::pool::{adaptive_mean, adaptive_mean_grad, interpolate, interpolate_grad, pool};
 use super::sample::{Samples, per_sample, per_sample_grad};
-use super::window::{bias_grad, conv_weight_share, of_share, parameter};
+use super::window::{bias_grad, conv_weight_share, of_share};
 use super::*;
 use crate::Spatial;
 use crate::kind::{Bool, Float};
@@ -34,7 +34,7 @@ macro_rules! convolutions {
             match Samples::of(&x) {
                 Some(samples) => {
                     let x = samples.take(x);
-                    samples.wrap(B::$conv(x, parameter(weight), bias.map(parameter), options))
+                    samples.wrap(B::$conv(x, weight.into_whole(), bias.map(SpatialTensor::into_whole), options))
                 }
                 None => flat(Self::conv3d_padded(volume(x), volume(weight), bias, &spec(&options)), $n + 2),
             }
@@ -44,7 +44,7 @@ macro_rules! convolutions {
             match Samples::of(&x) {
                 Some(samples) => {
                     let (x, grad) = (samples.take(x), samples.take(output_grad));
-                    samples.wrap(B::$conv_x(x, parameter(weight), grad, options))
+                    samples.wrap(B::$conv_x(x, weight.into_whole(), grad, options))
                 }
                 None => {
                     let place = Self::placement(&volume(x));
@@ -59,7 +59,7 @@ macro_rules! convolutions {
             let (share, over) = match Samples::of(&x).filter(|_| $n > 1 || options.groups == 1) {
                 Some(samples) => {
                     let (x, grad) = (samples.take(x), samples.take(output_grad));
-                    (B::$conv_weight(x, parameter(weight), grad, options), samples.over())
+                    (B::$conv_weight(x, weight.into_whole(), grad, options), samples.over())
                 }
                 None => conv_weight_share(volume(x), volume(output_grad), lifted_shape(&shape), &spec(&options)),
             };
@@ -70,7 +70,7 @@ macro_rules! convolutions {
             match Samples::of(&x) {
                 Some(samples) => {
                     let x = samples.take(x);
-                    samples.wrap(B::$back(x, parameter(weight), bias.map(parameter), options))
+                    samples.wrap(B::$back(x, weight.into_whole(), bias.map(SpatialTensor::into_whole), options))
                 }
                 None => {
                     let (x, weight) = (volume(x), volume(weight));
@@ -84,7 +84,7 @@ macro_rules! convolutions {
             match Samples::of(&output_grad) {
                 Some(samples) => {
                     let grad = samples.take(output_grad);
-                    samples.wrap(B::$back_x(parameter(weight), grad, options))
+                    samples.wrap(B::$back_x(weight.into_whole(), grad, options))
                 }
                 None => flat(transposed_x_grad(volume(weight), volume(output_grad), &options), $n + 2),
             }
@@ -95,7 +95,7 @@ macro_rules! convolutions {
             let (share, over) = match Samples::of(&x) {
                 Some(samples) => {
                     let (x, grad) = (samples.take(x), samples.take(output_grad));
-                    (B::$back_weight(x, parameter(weight), grad, options), samples.over())
+                    (B::$back_weight(x, weight.into_whole(), grad, options), samples.over())
                 }
                 None => {
                     let (x, weight) = (volume(x), lifted_shape(&shape));
@@ -305,10 +305,9 @@ impl<B: Backend> ModuleOps<Self> for Spatial<B> {
         // Features that every rank has whole: the inner backend's own, bit for bit.
         if unsplit(x.layout().dim(rank - 1)) {
             let device = x.device().clone();
-            let layout = (0..rank).fold(x.layout().clone().with_pending(AxisSet::EMPTY), |layout, dim| layout.materialized_dim(dim));
+            let layout = x.layout().clone().with_pending(AxisSet::EMPTY).materialized();
             let outputs = weight.shape()[1];
-            let whole = |t: FloatTensor<Self>| t.into_full().settle().0;
-            let y = B::linear(x.into_layout(&layout).settle().0, whole(weight), bias.map(whole));
+            let y = B::linear(x.into_layout(&layout).settle().0, weight.into_whole(), bias.map(SpatialTensor::into_whole));
             return SpatialTensor::new(y, layout.with_dim(rank - 1, vec![Axis::full(outputs)]), device);
         }
         let y = Self::float_matmul(x, leading::<B>(weight, rank));
@@ -430,7 +429,7 @@ impl<B: Backend> ModuleOps<Self> for Spatial<B> {
     ) -> FloatTensor<Self> {
         if let Some(samples) = Samples::of(&x) {
             let (x, offset, mask) = (samples.take(x), samples.take(offset), mask.map(|mask| samples.take(mask)));
-            return samples.wrap(B::deform_conv2d(x, offset, parameter(weight), mask, bias.map(parameter), options));
+            return samples.wrap(B::deform_conv2d(x, offset, weight.into_whole(), mask, bias.map(SpatialTensor::into_whole), options));
         }
         let op = "deform_conv2d";
         let (offset, weight) = (offset.gathered(op), weight.gathered(op));
@@ -451,7 +450,7 @@ impl<B: Backend> ModuleOps<Self> for Spatial<B> {
         let device = x.device().clone();
         if let Some(samples) = Samples::of(&x) {
             let (x, offset, mask) = (samples.take(x), samples.take(offset), mask.map(|mask| samples.take(mask)));
-            let (weight, bias, grad) = (parameter(weight), bias.map(parameter), samples.take(output_grad));
+            let (weight, bias, grad) = (weight.into_whole(), bias.map(SpatialTensor::into_whole), samples.take(output_grad));
             let grads = B::deform_conv2d_backward(x, offset, weight, mask, bias, grad, options);
             let summed = |share: FloatTensor<B>| {
                 let shape = share.shape();

@@ -13,12 +13,7 @@ use crate::tensor::{SpatialTensor, communicated};
 
 /// How x has to lie: channels whole, all else split as it is.
 fn stored(x: &Layout) -> Layout {
-    let layout = x.clone().with_pending(Default::default()).full_dim(1);
-    (0..layout.rank()).fold(layout, |layout, dim| layout.materialized_dim(dim))
-}
-
-fn parameter<B: Backend>(tensor: FloatTensor<Spatial<B>>) -> FloatTensor<B> {
-    tensor.into_full().settle().0
+    x.clone().with_pending(Default::default()).full_dim(1).materialized()
 }
 
 impl<B: Backend> NormBackend for Spatial<B> {
@@ -34,7 +29,7 @@ impl<B: Backend> NormBackend for Spatial<B> {
         let over = layout.split_over();
         let reduce = |own| communicated(all_reduce::<B, Float>(&context, own, over, ReduceOp::Sum, device.inner_device()));
         let x = x.into_layout(&layout).settle().0;
-        let (y, statistics) = norm::of_block::<B>(x, parameter(gamma), parameter(beta), spec, n, reduce);
+        let (y, statistics) = norm::of_block::<B>(x, gamma.into_whole(), beta.into_whole(), spec, n, reduce);
         let whole = statistics.map(|t| SpatialTensor::full(t, device.clone()));
         (SpatialTensor::new(y, layout, device.clone()), whole)
     }
@@ -54,8 +49,8 @@ impl<B: Backend> NormBackend for Spatial<B> {
         let reduce = |own| communicated(all_reduce::<B, Float>(&context, own, over, ReduceOp::Sum, device.inner_device()));
         let x = x.into_layout(&layout).settle().0;
         let grad = grad.into_layout(&layout).settle().0;
-        let statistics = statistics.map(parameter);
-        let [x, gamma, beta] = norm::grad_of_block::<B>(x, statistics, parameter(gamma), parameter(beta), grad, spec, n, reduce);
+        let statistics = statistics.map(SpatialTensor::into_whole);
+        let [x, gamma, beta] = norm::grad_of_block::<B>(x, statistics, gamma.into_whole(), beta.into_whole(), grad, spec, n, reduce);
         [SpatialTensor::new(x, layout, device.clone()), SpatialTensor::full(gamma, device.clone()), SpatialTensor::full(beta, device)]
     }
 
@@ -69,7 +64,7 @@ impl<B: Backend> NormBackend for Spatial<B> {
         let device = x.device().clone();
         let layout = stored(x.layout());
         let x = x.into_layout(&layout).settle().0;
-        let y = norm::given_of_block::<B>(x, statistics.map(parameter), parameter(gamma), parameter(beta), spec);
+        let y = norm::given_of_block::<B>(x, statistics.map(SpatialTensor::into_whole), gamma.into_whole(), beta.into_whole(), spec);
         SpatialTensor::new(y, layout, device)
     }
 }

@@ -297,7 +297,7 @@ impl Transposed {
         let context = device.context();
         let windowed = self.on(&context, x.layout());
         let x = x.into_layout(&windowed.halo.output).settle().0;
-        let block = kernels::conv3d_data_grad::<B>(x, parameter(weight), &windowed.local, self.groups);
+        let block = kernels::conv3d_data_grad::<B>(x, weight.into_whole(), &windowed.local, self.groups);
         windowed.halo.scatter(&context, block, device)
     }
 
@@ -307,7 +307,7 @@ impl Transposed {
         let context = device.context();
         let windowed = self.on(&context, x);
         let block = windowed.halo.gather(&context, grad);
-        let out = kernels::conv3d::<B>(block, parameter(weight), None, &windowed.local, self.groups);
+        let out = kernels::conv3d::<B>(block, weight.into_whole(), None, &windowed.local, self.groups);
         SpatialTensor::new(out, windowed.halo.output, device)
     }
 
@@ -321,11 +321,6 @@ impl Transposed {
         let share = kernels::conv3d_weight_grad::<B>(block, x, weight, &windowed.local, self.groups);
         (share, windowed.halo.output.split_over())
     }
-}
-
-/// A parameter: whole on every rank.
-pub(super) fn parameter<B: Backend>(tensor: Tensor<B>) -> FloatTensor<B> {
-    tensor.into_full().settle().0
 }
 
 /// What a backward pass on a split backend needs of an input: how it lay, and where.
@@ -353,7 +348,7 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         let weight_dims = dims(&weight.shape());
         let windowed = Windowed::over(&context, x.layout(), conv_windows(spec, &x.shape(), weight_dims));
         let block = windowed.halo.gather(&context, x);
-        let y = kernels::conv3d::<B>(block, parameter(weight), bias.map(parameter), &windowed.local, spec.groups);
+        let y = kernels::conv3d::<B>(block, weight.into_whole(), bias.map(SpatialTensor::into_whole), &windowed.local, spec.groups);
         SpatialTensor::new(y, windowed.output(weight_dims[0]), device)
     }
 
@@ -363,7 +358,7 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         let weight_dims = dims(&weight.shape());
         let windowed = Windowed::over(&context, &x.layout, conv_windows(spec, &x.layout.shape(), weight_dims));
         let grad = grad.into_layout(&windowed.output(weight_dims[0])).settle().0;
-        let block = kernels::conv3d_data_grad::<B>(grad, parameter(weight), &windowed.local, spec.groups);
+        let block = kernels::conv3d_data_grad::<B>(grad, weight.into_whole(), &windowed.local, spec.groups);
         windowed.halo.scatter(&context, block, device)
     }
 

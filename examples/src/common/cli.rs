@@ -35,6 +35,41 @@ pub struct RankArgs {
     pub local_ranks: Option<NonZeroUsize>,
 }
 
+/// How long a training goes on.
+#[derive(Args, Clone, Debug)]
+pub struct RunArgs {
+    /// Passes over the training samples
+    #[arg(long, default_value_t = 40)]
+    pub epochs: usize,
+    /// Threads that read ahead, of each rank
+    #[arg(long, default_value_t = 1)]
+    pub workers: usize,
+    /// Continue from the checkpoint in --out, if there is one
+    #[arg(long)]
+    pub resume: bool,
+    /// No progress bar: for jobs whose output mpirun writes to a file, which to the ranks looks like a terminal
+    #[arg(long)]
+    pub no_progress: bool,
+    /// Stop after this epoch, as if time ran out; --resume goes on
+    #[arg(long, value_name = "EPOCH")]
+    pub stop_after: Option<usize>,
+}
+
+/// What `compare-ranks` computes, and with what it compares.
+#[derive(Args, Clone, Debug)]
+pub struct StepArgs {
+    /// File for the loss, the gradients and the running statistics (safetensors)
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Such a file of another grid: prints the largest relative difference
+    #[arg(long, value_name = "FILE")]
+    pub against: Option<PathBuf>,
+    /// Compute in float64: in float32 a voxel within rounding of an activation's kink or of another maximum can fall
+    /// to either side, and its gradient jumps
+    #[arg(long)]
+    pub float64: bool,
+}
+
 /// Which files are held out.
 #[derive(Args, Clone, Debug)]
 pub struct TestArgs {

@@ -1,41 +1,39 @@
 //! One training step, written down: to compare grids.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use burn::module::AutodiffModule;
+use burn::tensor::DType;
 use burn::tensor::backend::Backend as _;
 use burn_spatial_io::check_ids;
 use burn_spatial_models::weights::{self, Named};
 
 use super::checkpoint::State;
+use super::cli::StepArgs;
 use super::data::Scaling;
 use super::ranks::{Rank, on_all, on_first};
 use super::training::Task;
 use super::{Backend, Error};
 
-/// Writes loss, gradients and running statistics of the first step of `task` to `out` (safetensors), and prints the
-/// largest relative difference to such a file, `against`: the same weights and batch on every grid. Collective: rank 0
+/// Writes loss, gradients and running statistics of the first step of `task` (safetensors), and prints the largest
+/// relative difference to such a file of another grid: the same weights and batch on every grid. Collective: rank 0
 /// writes.
 ///
 /// # Errors
 /// When data cannot be read, the file not written, or the other file holds another step.
-pub fn step<T: Task>(
-    rank: &Rank,
-    task: &T,
-    (setup, scaling): (T::Setup, Scaling),
-    seed: u64,
-    out: &Path,
-    against: Option<&Path>,
-) -> Result<(), Error> {
+pub fn step<T: Task>(rank: &Rank, task: &T, (setup, scaling): (T::Setup, Scaling), seed: u64, args: &StepArgs) -> Result<(), Error> {
     Backend::seed(&rank.device, seed);
-    let model = on_all(rank.world(), T::model(&setup, &rank.device))?;
+    let mut model = on_all(rank.world(), T::model(&setup, &rank.device))?;
+    if args.float64 {
+        let named = weights::collect(&model).into_iter().map(|(name, data)| (name, data.convert_dtype(DType::F64)));
+        model = weights::load(model, &named.collect())?;
+    }
     let state = State::new(setup, scaling, String::new());
     let mut step = Named::new();
     if let Some(batch) = task.batches(&state).next() {
         let batch = batch?;
         check_ids(T::ids(&batch), &rank.mesh)?;
-        let loss = task.loss(&model, batch);
+        let loss = task.loss(&model, if args.float64 { T::float64(batch) } else { batch });
         let gradients = loss.backward();
         let gradients = weights::gradients(&model, &gradients).into_iter();
         step.extend(gradients.map(|(name, data)| (format!("gradient/{name}"), data)));
@@ -43,8 +41,8 @@ pub fn step<T: Task>(
         step.extend(statistics.map(|(name, data)| (format!("statistic/{name}"), data)));
         step.insert("loss".into(), loss.into_data());
     }
-    on_first(rank.world(), || weights::write_safetensors(out, &step).map_err(Error::from))?;
-    if let Some(other) = against {
+    on_first(rank.world(), || weights::write_safetensors(&args.out, &step).map_err(Error::from))?;
+    if let Some(other) = &args.against {
         let largest = on_first(rank.world(), || {
             let differences = differences(&step, &weights::read_safetensors(other, "")?)?;
             let largest = differences.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));

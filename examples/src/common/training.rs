@@ -44,6 +44,9 @@ pub trait Task {
     /// The samples that this rank holds blocks of.
     fn ids(batch: &Self::Batch) -> &[usize];
 
+    /// `batch` in float64.
+    fn float64(batch: Self::Batch) -> Self::Batch;
+
     /// The loss of a batch. Collective.
     fn loss(&self, model: &Self::Model, batch: Self::Batch) -> Tensor<Backend, 1>;
 }

@@ -7,7 +7,7 @@ use burn_spatial::Grid;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::augment::Symmetry;
-use crate::common::cli::{GRID_HELP, RankArgs, TestArgs};
+use crate::common::cli::{GRID_HELP, RankArgs, RunArgs, StepArgs, TestArgs};
 
 /// Cosmological parameters from simulated universes that are split over ranks.
 #[derive(Debug, Parser)]
@@ -74,27 +74,15 @@ pub struct TrainArgs {
     /// The network.
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Passes over the training universes
-    #[arg(long, default_value_t = 40)]
-    pub epochs: usize,
+    /// How long.
+    #[command(flatten)]
+    pub run: RunArgs,
     /// Learning rate of the first step; it falls linearly to a hundredth
     #[arg(long, default_value_t = 5e-4)]
     pub lr: f64,
     /// What is done to universes that leaves their parameters the same
     #[arg(long, value_enum, default_value_t = Symmetry::Mirror)]
     pub augment: Symmetry,
-    /// Threads that read ahead, of each rank
-    #[arg(long, default_value_t = 1)]
-    pub workers: usize,
-    /// Continue from the checkpoint in --out, if there is one
-    #[arg(long)]
-    pub resume: bool,
-    /// No progress bar: for jobs whose output mpirun writes to a file, which to the ranks looks like a terminal
-    #[arg(long)]
-    pub no_progress: bool,
-    /// Stop after this epoch, as if time ran out; --resume goes on
-    #[arg(long, value_name = "EPOCH")]
-    pub stop_after: Option<usize>,
 }
 
 /// `cosmoflow eval`.
@@ -172,12 +160,9 @@ pub struct CompareArgs {
     /// Folder of HDF5 universes
     #[arg(long, value_name = "DIR")]
     pub data: PathBuf,
-    /// File for the loss, the gradients and the running statistics (safetensors)
-    #[arg(long, value_name = "FILE")]
-    pub out: PathBuf,
-    /// Such a file of another grid: prints the largest relative difference
-    #[arg(long, value_name = "FILE")]
-    pub against: Option<PathBuf>,
+    /// What is computed.
+    #[command(flatten)]
+    pub step: StepArgs,
     /// Where it runs.
     #[command(flatten)]
     pub ranks: RankArgs,

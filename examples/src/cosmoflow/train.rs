@@ -1,7 +1,7 @@
 //! Training.
 
 use burn::nn::loss::{MseLoss, Reduction};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use burn_spatial_io::{CosmoFlowBatch, Epoch, LoaderOptions};
 use burn_spatial_models::{CosmoFlow, CosmoFlowConfig};
 use serde::{Deserialize, Serialize};
@@ -107,6 +107,10 @@ impl Task for Regression<'_> {
         &batch.ids
     }
 
+    fn float64(batch: CosmoFlowBatch<Backend>) -> CosmoFlowBatch<Backend> {
+        CosmoFlowBatch { volumes: batch.volumes.cast(DType::F64), targets: batch.targets.cast(DType::F64), ..batch }
+    }
+
     fn loss(&self, model: &CosmoFlow<Backend>, batch: CosmoFlowBatch<Backend>) -> Tensor<Backend, 1> {
         MseLoss::new().forward(model.forward(batch.volumes), batch.targets, Reduction::Mean)
     }
@@ -129,19 +133,19 @@ pub fn train(rank: &Rank, args: &TrainArgs) -> Result<Outcome, Error> {
     let (universes, held_out) = Universes::split(rank, &args.data, &args.test, seed)?;
     let plan = Plan {
         out: args.out.clone(),
-        epochs: args.epochs,
+        epochs: args.run.epochs,
         batch,
         samples: universes.files.len(),
         lr: args.lr,
         seed,
-        resume: args.resume,
-        progress: !args.no_progress,
-        stop_after: args.stop_after,
+        resume: args.run.resume,
+        progress: !args.run.no_progress,
+        stop_after: args.run.stop_after,
         schedule: format!("--augment {:?}", args.augment),
     };
     plan.check(rank)?;
     let setup = on_all(rank.world(), Setup::new(&args.model, &universes))?;
-    let options = LoaderOptions { batch, seed: Some(seed), workers: args.workers, prefetch: 2 };
+    let options = LoaderOptions { batch, seed: Some(seed), workers: args.run.workers, prefetch: 2 };
     let task = Regression { rank, universes: &universes, options, views: Some((args.augment, seed)) };
     let mut training = Training::start(rank, &task, &plan, setup, universes.scaling(rank)?)?;
     if rank.is_first() {
@@ -186,5 +190,5 @@ pub fn compare_ranks(rank: Rank, args: &CompareArgs) -> Result<(), Error> {
     let scaling = universes.scaling(&rank)?;
     let options = LoaderOptions { batch: args.model.batch.get(), seed: None, workers: 1, prefetch: 1 };
     let task = Regression { rank: &rank, universes: &universes, options, views: None };
-    compare::step(&rank, &task, (setup, scaling), args.model.seed, &args.out, args.against.as_deref())
+    compare::step(&rank, &task, (setup, scaling), args.model.seed, &args.step)
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::common::cli::{RankArgs, TestArgs};
+use crate::common::cli::{RankArgs, RunArgs, StepArgs, TestArgs};
 
 /// The class of every voxel of volumes that are split over ranks.
 #[derive(Debug, Parser)]
@@ -89,24 +89,12 @@ pub struct TrainArgs {
     /// The network.
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Passes over the training volumes
-    #[arg(long, default_value_t = 40)]
-    pub epochs: usize,
+    /// How long.
+    #[command(flatten)]
+    pub run: RunArgs,
     /// Learning rate of the first step; it falls linearly to a hundredth
     #[arg(long, default_value_t = 1e-3)]
     pub lr: f64,
-    /// Threads that read ahead, of each rank
-    #[arg(long, default_value_t = 1)]
-    pub workers: usize,
-    /// Continue from the checkpoint in --out, if there is one
-    #[arg(long)]
-    pub resume: bool,
-    /// No progress bar: for jobs whose output mpirun writes to a file, which to the ranks looks like a terminal
-    #[arg(long)]
-    pub no_progress: bool,
-    /// Stop after this epoch, as if time ran out; --resume goes on
-    #[arg(long, value_name = "EPOCH")]
-    pub stop_after: Option<usize>,
 }
 
 /// `unet3d eval`.
@@ -184,12 +172,9 @@ pub struct CompareArgs {
     /// Folder of HDF5 files with a volume and the class of each voxel
     #[arg(long, value_name = "DIR")]
     pub data: PathBuf,
-    /// File for the loss, the gradients and the running statistics (safetensors)
-    #[arg(long, value_name = "FILE")]
-    pub out: PathBuf,
-    /// Such a file of another grid: prints the largest relative difference
-    #[arg(long, value_name = "FILE")]
-    pub against: Option<PathBuf>,
+    /// What is computed.
+    #[command(flatten)]
+    pub step: StepArgs,
     /// Where it runs.
     #[command(flatten)]
     pub ranks: RankArgs,

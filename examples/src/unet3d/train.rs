@@ -1,6 +1,6 @@
 //! Training.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use burn_spatial_io::{Epoch, Loader, LoaderOptions, SegmentationBatch, SegmentationOptions};
 use burn_spatial_models::loss::DiceCrossEntropy;
 use burn_spatial_models::metric::ClassCounts;
@@ -69,6 +69,10 @@ impl Task for Segmentation {
         &batch.ids
     }
 
+    fn float64(batch: SegmentationBatch<Backend>) -> SegmentationBatch<Backend> {
+        SegmentationBatch { images: batch.images.cast(DType::F64), ..batch }
+    }
+
     fn loss(&self, model: &UNet3d<Backend>, batch: SegmentationBatch<Backend>) -> Tensor<Backend, 1> {
         self.loss.forward(model.forward(batch.images), batch.targets)
     }
@@ -108,19 +112,19 @@ pub fn train(rank: &Rank, args: &TrainArgs) -> Result<Outcome, Error> {
     let (volumes, held_out) = Volumes::split(rank, &args.data, &args.test, seed, &options)?;
     let plan = Plan {
         out: args.out.clone(),
-        epochs: args.epochs,
+        epochs: args.run.epochs,
         batch,
         samples: volumes.files.len(),
         lr: args.lr,
         seed,
-        resume: args.resume,
-        progress: !args.no_progress,
-        stop_after: args.stop_after,
+        resume: args.run.resume,
+        progress: !args.run.no_progress,
+        stop_after: args.run.stop_after,
         schedule: format!("--class-weights {:?}", args.model.class_weights),
     };
     plan.check(rank)?;
     let scaling = volumes.scaling(rank)?;
-    let options = LoaderOptions { batch, seed: Some(seed), workers: args.workers, prefetch: 2 };
+    let options = LoaderOptions { batch, seed: Some(seed), workers: args.run.workers, prefetch: 2 };
     let task = Segmentation { loader: volumes.loader(rank, &scaling, options)?, loss };
     let mut training = Training::start(rank, &task, &plan, Setup::new(&args.model, &volumes), scaling)?;
     if rank.is_first() {
@@ -160,5 +164,5 @@ pub fn compare_ranks(rank: Rank, args: &CompareArgs) -> Result<(), Error> {
     let options = LoaderOptions { batch: args.model.batch.get(), seed: None, workers: 1, prefetch: 1 };
     let task = Segmentation { loader: volumes.loader(&rank, &scaling, options)?, loss };
     let setup = Setup::new(&args.model, &volumes);
-    compare::step(&rank, &task, (setup, scaling), args.model.seed, &args.out, args.against.as_deref())
+    compare::step(&rank, &task, (setup, scaling), args.model.seed, &args.step)
 }

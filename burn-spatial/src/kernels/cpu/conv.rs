@@ -12,8 +12,9 @@ use super::super::{Window, WindowAxis};
 use super::simd::{Dots, Isa, Panel, Real};
 
 /// Rows of the packed matrix (channels x taps, or positions) between two updates of the sums: a panel of that many
-/// rows stays in the first-level cache.
-const DEPTH: usize = 256;
+/// rows stays in the first-level cache, and long sums are rounded less in short blocks. Ten steps of CosmoFlow in
+/// float32 stayed within 1e-5 of float64 with 128 rows, where 256 let a voxel cross the activation's kink.
+const DEPTH: usize = 128;
 /// Panels of one tile at most: a tile of weights is read once for all of them.
 const PANELS: usize = 6;
 
