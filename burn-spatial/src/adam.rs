@@ -13,6 +13,7 @@ use rayon::prelude::*;
 use crate::kernels::recast;
 use crate::kind::Float;
 use crate::tensor::SpatialTensor;
+use crate::trace::timed;
 
 /// Adam (Kingma and Ba, arXiv 1412.6980, algorithm 1) with the state, and so the records, of `burn::optim::Adam`.
 ///
@@ -55,6 +56,7 @@ impl<B: Backend> SimpleOptimizer<B> for Adam {
         grad: Tensor<B, D>,
         state: Option<AdamState<B, D>>,
     ) -> (Tensor<B, D>, Option<AdamState<B, D>>) {
+        timed!(OPTIMIZER, "adam");
         let (time, old) = match state.map(|state| state.momentum) {
             Some(old) => (old.time + 1, Some((old.moment_1, old.moment_2))),
             None => (1, None),

@@ -29,6 +29,9 @@ use crate::stats::Stats;
 /// The environment variable that turns strict mode on.
 pub const STRICT_VARIABLE: &str = "BURN_SPATIAL_STRICT";
 
+/// The environment variable that, as 0, has halos arrive before anything is computed.
+pub const OVERLAP_VARIABLE: &str = "BURN_SPATIAL_OVERLAP";
+
 /// A device of the inner backend, and the mesh rank that computes on it.
 ///
 /// `Default` is the calling thread's rank; where no rank was registered on the thread, the only one of the process.
@@ -51,6 +54,7 @@ pub(crate) struct RankContext {
     main: ThreadId,
     inner: DeviceId,
     strict: AtomicBool,
+    overlap: AtomicBool,
     split_inputs: RwLock<Option<SplitInputs>>,
     plans: Mutex<HashMap<PlanKey, Arc<Plan>>>,
 }
@@ -107,6 +111,10 @@ impl RankContext {
     pub(crate) fn strict(&self) -> bool {
         self.strict.load(Ordering::Relaxed)
     }
+
+    pub(crate) fn overlap(&self) -> bool {
+        self.overlap.load(Ordering::Relaxed)
+    }
 }
 
 static RANKS: LazyLock<RwLock<HashMap<u16, Arc<RankContext>>>> = LazyLock::new(Default::default);
@@ -152,6 +160,7 @@ impl<D: DeviceOps> SpatialDevice<D> {
             main: std::thread::current().id(),
             inner: inner.to_id(),
             strict: AtomicBool::new(strict),
+            overlap: AtomicBool::new(std::env::var(OVERLAP_VARIABLE).map_or(true, |v| v != "0")),
             split_inputs: RwLock::new(SplitInputs::from_env()),
             plans: Mutex::default(),
         };
@@ -168,6 +177,12 @@ impl<D: DeviceOps> SpatialDevice<D> {
     /// The process grid this device's rank belongs to.
     pub fn mesh(&self) -> Arc<Mesh> {
         self.context().mesh.clone()
+    }
+
+    /// Whether convolutions compute what needs no halo while halos are on their way, as they do by default. The results are
+    /// the same to the bit.
+    pub fn set_overlap(&self, overlap: bool) {
+        self.context().overlap.store(overlap, Ordering::Relaxed);
     }
 
     /// In strict mode an operation that would gather a split tensor for want of a rule is an error (a panic that

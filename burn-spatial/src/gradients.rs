@@ -14,6 +14,7 @@ use crate::comm::{CommError, ReduceOp, Request};
 use crate::device::RankContext;
 use crate::kind::Kind;
 use crate::mesh::{AxisSet, Mesh};
+use crate::trace::timed;
 
 /// A bucket is sent when it holds this many bytes.
 const BUCKET: usize = 8 << 20;
@@ -117,6 +118,7 @@ pub(crate) fn all_reduce<B: Backend, K: Kind<B>>(
         return Ok(value);
     }
     let comm = context.talking().group(axes).expect("there are others");
+    timed!(REDUCE, "all_reduce");
     let (shape, dtype) = (value.shape(), value.dtype());
     let data = K::into_data(value);
     let summed = comm.all_reduce(data.as_bytes().to_vec(), dtype, op)?;
@@ -200,6 +202,7 @@ impl Engine {
 
     /// Sums all that is queued.
     pub(crate) fn flush(&self, mesh: &Mesh) -> Result<(), CommError> {
+        timed!(REDUCE, "flush");
         let mut queue = self.queue();
         queue.send(mesh)?;
         for Bucket { members, request } in std::mem::take(&mut queue.in_flight) {
@@ -220,6 +223,7 @@ impl Queue {
         let members = std::mem::take(&mut self.open);
         let bytes = std::mem::take(&mut self.open_bytes);
         let Some(first) = members.first() else { return Ok(()) };
+        timed!(REDUCE, "bucket");
         let comm = mesh.group(first.axes()).expect("only sums over several ranks are queued");
         let mut bucket = Vec::with_capacity(bytes);
         members.iter().for_each(|member| member.send_into(&mut bucket));

@@ -69,6 +69,7 @@ mod seat;
 mod split_inputs;
 pub mod stats;
 pub mod tensor;
+pub mod trace;
 
 pub use backend::Spatial;
 pub use device::SpatialDevice;

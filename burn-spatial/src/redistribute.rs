@@ -8,6 +8,7 @@ use crate::device::RankContext;
 use crate::halo::{AxisNeed, exchange};
 use crate::kind::Kind;
 use crate::layout::{Axis, Layout, Storage, refine};
+use crate::trace::timed;
 
 /// The local block under layout `to`, from the one under `from`. Neither has pending sums. Collective over the mesh
 /// axes along which a split changes; uniform axes are stored where `to` stores them.
@@ -47,6 +48,7 @@ pub(crate) fn redistribute<B: Backend, K: Kind<B>>(
     if !plan.receives.is_empty() || !plan.sends.is_empty() {
         context.stats.redistribution();
     }
+    timed!(LAYOUT, "redistribute");
     let own = K::reshape(local, Shape::from(plan.own.clone()));
     let block = exchange::<B, K>(context.talking_as(&plan), &plan, own, device)?;
     let mut moved_extents = block.shape().to_vec().into_iter();

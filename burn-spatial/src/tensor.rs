@@ -1,7 +1,7 @@
 //! The tensor primitive: a local value, and how the global tensor lies on the mesh.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn_backend::{Backend, DType, TensorMetadata};
 use burn_std::Shape;
@@ -9,6 +9,7 @@ use burn_std::Shape;
 use crate::comm::CommError;
 use crate::device::{RankContext, SpatialDevice};
 use crate::gradients::Deferred;
+use crate::halo::{Plan, Region};
 use crate::kind::Kind;
 use crate::layout::{Layout, Storage};
 use crate::mesh::AxisSet;
@@ -24,9 +25,26 @@ pub struct SpatialTensor<B: Backend, K: Kind<B>> {
     dtype: DType,
 }
 
+/// What others sent of the surroundings of a block: boxes of the block that `plan` needs.
+#[derive(Clone)]
+pub(crate) struct Received<P> {
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) parts: Arc<Vec<(Region, P)>>,
+    #[allow(dead_code)]
+    live: Arc<Live>,
+}
+
+/// What the clones of a block have in common.
+struct Block<P> {
+    #[allow(dead_code)]
+    live: Live,
+    /// The first halo that came to it, for the next operation that needs the same.
+    received: OnceLock<Received<P>>,
+}
+
 enum Value<B: Backend, K: Kind<B>> {
     /// This rank's block.
-    Local(K::Primitive, #[allow(dead_code)] Arc<Live>),
+    Local(K::Primitive, Arc<Block<K::Primitive>>),
     /// A sum over ranks, made when read. With `layout.pending` empty it is a weight gradient on its way.
     Deferred(Arc<Deferred<B, K>>, #[allow(dead_code)] Arc<Live>),
     /// Drawn when it meets a layout.
@@ -36,7 +54,7 @@ enum Value<B: Backend, K: Kind<B>> {
 impl<B: Backend, K: Kind<B>> Clone for SpatialTensor<B, K> {
     fn clone(&self) -> Self {
         let value = match &self.value {
-            Value::Local(local, live) => Value::Local(local.clone(), live.clone()),
+            Value::Local(local, block) => Value::Local(local.clone(), block.clone()),
             Value::Deferred(deferred, live) => Value::Deferred(deferred.clone(), live.clone()),
             Value::Random(draw) => Value::Random(*draw),
         };
@@ -75,13 +93,13 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
         let context = device.context();
         debug_assert_eq!(local.shape(), layout.local_shape(context.mesh.coords()), "block and layout {layout} agree");
         let dtype = local.dtype();
-        let live = Arc::new(context.stats.live(local.shape().num_elements() * dtype.size()));
+        let live = context.stats.live(local.shape().num_elements() * dtype.size());
         let pending = context.mesh.effective(layout.pending);
         let layout = layout.with_pending(pending);
         let value = if pending.is_empty() {
-            Value::Local(local, live)
+            Value::Local(local, Arc::new(Block { live, received: OnceLock::new() }))
         } else {
-            Value::Deferred(Arc::new(Deferred::new(local, pending, device.inner_device().clone())), live)
+            Value::Deferred(Arc::new(Deferred::new(local, pending, device.inner_device().clone())), Arc::new(live))
         };
         SpatialTensor { value, layout, device, dtype }
     }
@@ -134,6 +152,23 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
 
     pub(crate) fn is_random(&self) -> bool {
         matches!(self.value, Value::Random(_))
+    }
+
+    /// What came for `plan` before, if that is what was kept.
+    pub(crate) fn received(&self, plan: &Arc<Plan>) -> Option<Received<K::Primitive>> {
+        let Value::Local(_, block) = &self.value else { return None };
+        block.received.get().filter(|received| Arc::ptr_eq(&received.plan, plan)).cloned()
+    }
+
+    /// Keeps what came for `plan`, as long as the block lives, unless something else was kept before.
+    pub(crate) fn keep_received(&self, plan: &Arc<Plan>, parts: Vec<(Region, K::Primitive)>) -> Received<K::Primitive> {
+        let bytes: usize = parts.iter().map(|(region, _)| region.elements() * self.dtype.size()).sum();
+        let live = Arc::new(self.context().stats.live(bytes));
+        let received = Received { plan: plan.clone(), parts: Arc::new(parts), live };
+        if let Value::Local(_, block) = &self.value {
+            let _ = block.received.set(received.clone());
+        }
+        received
     }
 
     /// This rank's share of a pending sum.

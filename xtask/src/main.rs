@@ -1,7 +1,8 @@
-//! Everything a checkout is used for with one command: `cargo xtask setup | demo | test`.
+//! Everything a checkout is used for with one command: `cargo xtask setup | demo | test | bench`.
 //!
 //! It runs before anything else is there, so it depends on next to nothing and compiles in seconds.
 
+mod bench;
 mod cargo;
 mod demo;
 mod job;
@@ -18,6 +19,9 @@ usage: cargo xtask COMMAND
   demo [cosmoflow | unet3d] [--out DIR]
                     makes small volumes, trains on 4 ranks, shows how well the network predicts, and that the number of
                     ranks does not matter; results go to DIR (demo-out): CosmoFlow, or the 3D U-Net
+  bench (kernels | step) [OPTIONS]
+                    measures kernels beside a matrix product, or training steps on one process and on two: with --help
+                    the options, with --json FILE rows for programs
   test              runs all tests: cargo's, then the programs under mpirun on 1, 2, 4 and 8 ranks";
 
 /// An error for the one who typed the command.
@@ -35,6 +39,7 @@ fn main() -> ExitCode {
         ["demo", "--out", out] => demo::run("cosmoflow", Path::new(out)),
         ["demo", name] => demo::run(name, Path::new("demo-out")),
         ["demo", name, "--out", out] => demo::run(name, Path::new(out)),
+        ["bench", what @ ("kernels" | "step"), ref options @ ..] => bench::run(&[&[what], options].concat()),
         ["test"] => test::run(),
         ["help" | "-h" | "--help"] => {
             println!("{USAGE}");

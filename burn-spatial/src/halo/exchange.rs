@@ -13,7 +13,7 @@ const FORWARD: u16 = 1;
 /// Tag of messages that carry them back.
 const REVERSE: u16 = 2;
 
-fn slices(region: &Region) -> Vec<Slice> {
+pub(crate) fn slices(region: &Region) -> Vec<Slice> {
     region.start.iter().zip(&region.length).map(|(start, length)| Slice::new(*start as isize, Some((start + length) as isize), 1)).collect()
 }
 
@@ -55,6 +55,55 @@ fn unpack<B: Backend, K: Kind<B>>(
     }
 }
 
+/// Messages of an exchange on their way.
+pub struct Exchange<'a> {
+    plan: &'a Plan,
+    dtype: DType,
+    incoming: Vec<Box<dyn Request>>,
+    outgoing: Vec<Box<dyn Request>>,
+}
+
+impl<'a> Exchange<'a> {
+    /// Sends what others need of this rank's own block. Every rank of the plan's group starts the exchange, and in the
+    /// end receives.
+    ///
+    /// # Errors
+    /// As the communicator.
+    pub fn start<B: Backend, K: Kind<B>>(mesh: &Mesh, plan: &'a Plan, own: &K::Primitive) -> Result<Exchange<'a>, CommError> {
+        let dtype = own.dtype();
+        let (mut incoming, mut outgoing) = (Vec::new(), Vec::new());
+        if let Some(comm) = mesh.group(plan.group) {
+            let sends = plan.sends.iter().map(|m| (m.peer, pack::<B, K>(own, m))).collect();
+            let receives = plan.receives.iter().map(|m| (m.peer, m.elements() * dtype.size())).collect();
+            (incoming, outgoing) = post(comm, FORWARD, sends, receives)?;
+        }
+        Ok(Exchange { plan, dtype, incoming, outgoing })
+    }
+
+    /// Lets messages make progress, between pieces of other work.
+    ///
+    /// # Errors
+    /// As the communicator.
+    pub fn progress(&mut self) -> Result<(), CommError> {
+        self.incoming.iter_mut().chain(&mut self.outgoing).try_for_each(|request| request.test().map(drop))
+    }
+
+    /// Waits for all messages; hands each box to `place` with where it lies in the needed block.
+    ///
+    /// # Errors
+    /// As the communicator.
+    pub fn receive<B: Backend, K: Kind<B>>(
+        self,
+        device: &B::Device,
+        mut place: impl FnMut(&Region, K::Primitive),
+    ) -> Result<(), CommError> {
+        for (request, message) in self.incoming.into_iter().zip(&self.plan.receives) {
+            unpack::<B, K>(request.wait()?, message, self.dtype, device, &mut place);
+        }
+        self.outgoing.into_iter().try_for_each(|request| request.wait().map(drop))
+    }
+}
+
 /// From this rank's own block to the block it needs. Collective over the plan's group.
 pub fn exchange<B: Backend, K: Kind<B>>(
     mesh: &Mesh,
@@ -66,40 +115,25 @@ pub fn exchange<B: Backend, K: Kind<B>>(
         return Ok(own);
     }
     let dtype = own.dtype();
-    let mut requests = None;
-    if let Some(comm) = mesh.group(plan.group) {
-        let sends = plan.sends.iter().map(|m| (m.peer, pack::<B, K>(&own, m))).collect();
-        let receives = plan.receives.iter().map(|m| (m.peer, m.elements() * dtype.size())).collect();
-        requests = Some(post(comm, FORWARD, sends, receives)?);
-    }
+    let messages = Exchange::start::<B, K>(mesh, plan, &own)?;
     // One kept box and nothing to receive is a view.
     if let ([(from, to)], true) = (&plan.keeps[..], plan.receives.is_empty())
         && to.length == plan.block
     {
         let view = K::slice(own, &slices(from));
-        for request in requests.into_iter().flat_map(|(_, outgoing)| outgoing) {
-            request.wait()?;
-        }
+        messages.receive::<B, K>(device, |_, _| {})?;
         return Ok(view);
     }
     let mut block = K::zeros(Shape::from(plan.block.clone()), device, dtype);
     for (from, to) in &plan.keeps {
         block = K::slice_assign(block, &slices(to), K::slice(own.clone(), &slices(from)));
     }
-    if let Some((incoming, outgoing)) = requests {
-        for (request, message) in incoming.into_iter().zip(&plan.receives) {
-            let mut target = Some(block);
-            unpack::<B, K>(request.wait()?, message, dtype, device, |region, part| {
-                let block = target.take().expect("put back after every box");
-                target = Some(K::slice_assign(block, &slices(region), part));
-            });
-            block = target.expect("put back after every box");
-        }
-        for request in outgoing {
-            request.wait()?;
-        }
-    }
-    Ok(block)
+    let mut target = Some(block);
+    messages.receive::<B, K>(device, |region, part| {
+        let block = target.take().expect("put back after every box");
+        target = Some(K::slice_assign(block, &slices(region), part));
+    })?;
+    Ok(target.expect("put back after every box"))
 }
 
 /// The adjoint of [`exchange`]: adds every part of the needed block to the shard it came from. Sums are made in the

@@ -4,6 +4,7 @@ pub mod exchange;
 pub mod plan;
 pub mod window;
 
-pub use exchange::{exchange, exchange_add};
-pub use plan::{AxisNeed, Piece, Plan};
+pub(crate) use exchange::slices;
+pub use exchange::{Exchange, exchange, exchange_add};
+pub use plan::{AxisNeed, Piece, Plan, Region};
 pub use window::{AxisWindow, WindowPlan, pieces, scaled};

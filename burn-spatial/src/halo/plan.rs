@@ -64,6 +64,24 @@ impl Region {
     pub fn elements(&self) -> usize {
         self.length.iter().product()
     }
+
+    /// What lies in both boxes, counted from the start of `other` and from that of this one.
+    pub fn common(&self, other: &Region) -> Option<(Region, Region)> {
+        let mut there = Region { start: Vec::new(), length: Vec::new() };
+        let mut here = there.clone();
+        for i in 0..self.start.len() {
+            let start = self.start[i].max(other.start[i]);
+            let end = (self.start[i] + self.length[i]).min(other.start[i] + other.length[i]);
+            if start >= end {
+                return None;
+            }
+            there.start.push(start - other.start[i]);
+            here.start.push(start - self.start[i]);
+            there.length.push(end - start);
+            here.length.push(end - start);
+        }
+        Some((there, here))
+    }
 }
 
 /// The boxes one peer gets, or gives.

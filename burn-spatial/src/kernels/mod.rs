@@ -5,8 +5,9 @@
 
 use std::any::Any;
 
+use crate::trace::timed;
 use burn_backend::tensor::{FloatTensor, IntTensor};
-use burn_backend::{Backend, DType, TensorMetadata};
+use burn_backend::{Backend, DType, Slice, TensorMetadata};
 use burn_flex::FlexTensor;
 
 mod cpu;
@@ -130,6 +131,7 @@ pub fn arithmetic<B: Backend>(
     small: FloatTensor<B>,
     arithmetic: Arithmetic,
 ) -> Result<FloatTensor<B>, (FloatTensor<B>, FloatTensor<B>)> {
+    timed!(KERNEL, "arithmetic");
     let runs = cpu::Runs::of(&large.shape(), &small.shape()).filter(|_| large.shape() != small.shape());
     let dtypes = matches!(large.dtype(), DType::F32 | DType::F64) && large.dtype() == small.dtype();
     let dense = (&large as &dyn Any).downcast_ref::<FlexTensor>().is_some_and(|t| t.is_contiguous() && t.layout().start_offset() == 0);
@@ -143,6 +145,7 @@ pub fn arithmetic<B: Backend>(
 
 /// A permuted tensor as a dense one where that can be done in long runs; anything else as it is.
 pub(crate) fn dense<T: 'static>(tensor: T) -> T {
+    timed!(KERNEL, "dense");
     let copy = (&tensor as &dyn Any).downcast_ref::<FlexTensor>().filter(|t| !t.is_contiguous()).and_then(|t| match t.dtype() {
         DType::F32 => cpu::dense::<f32>(t),
         DType::F64 => cpu::dense::<f64>(t),
@@ -160,6 +163,7 @@ pub fn conv3d<B: Backend>(
     window: &Window,
     groups: usize,
 ) -> FloatTensor<B> {
+    timed!(KERNEL, "conv3d");
     let flex_bias = bias.as_ref().map(flex);
     let (Some((fx, fw)), Some(fb)) = (flex_pair(&x, &weight), flex_bias.map_or(Some(None), |b| b.map(Some))) else {
         return generic::conv3d::<B>(x, weight, bias, window, groups);
@@ -173,8 +177,39 @@ pub fn conv3d<B: Backend>(
     }))
 }
 
+/// [`conv3d`] of a part of the output: writes it into `out` `[N, Cout, ..]` at voxel `at`. The values are those of the
+/// whole to the bit.
+pub fn conv3d_part<B: Backend>(
+    out: FloatTensor<B>,
+    at: [usize; 3],
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: Option<FloatTensor<B>>,
+    window: &Window,
+    groups: usize,
+) -> FloatTensor<B> {
+    timed!(KERNEL, "conv3d_part");
+    let flex_bias = bias.as_ref().map(flex);
+    let (Some((fx, fw)), Some(fb), Some(_)) = (flex_pair(&x, &weight), flex_bias.map_or(Some(None), |b| b.map(Some)), flex(&out)) else {
+        let part = generic::conv3d::<B>(x, weight, bias, window, groups);
+        let [n, c] = [out.shape()[0], out.shape()[1]];
+        let slice = |start: usize, length: usize| Slice::new(start as isize, Some((start + length) as isize), 1);
+        let [d, h, w] = std::array::from_fn(|i| slice(at[i], window[i].output));
+        return B::float_slice_assign(out, &[slice(0, n), slice(0, c), d, h, w], part);
+    };
+    let mut out = recast::<_, FlexTensor>(out);
+    let [n, cout, d, h, w] = out.shape().dims();
+    let own = cpu::Conv::new(cpu::Isa::get(), n, [x.shape()[1], cout], window, groups);
+    typed!(fx, T => {
+        let bias = fb.as_ref().map(cpu::slice::<T>);
+        own.forward_into::<T>(cpu::slice(&fx), cpu::slice(&fw), bias, out.storage_mut::<T>(), [d, h, w], at);
+    });
+    primitive(out)
+}
+
 /// The gradient of [`conv3d`]'s x: grad `[N, Cout, out..]` -> `[N, Cin, in..]`.
 pub fn conv3d_data_grad<B: Backend>(grad: FloatTensor<B>, weight: FloatTensor<B>, window: &Window, groups: usize) -> FloatTensor<B> {
+    timed!(KERNEL, "conv3d_data_grad");
     let Some((fg, fw)) = flex_pair(&grad, &weight) else {
         return generic::conv3d_data_grad::<B>(grad, weight, window, groups);
     };
@@ -194,6 +229,7 @@ pub fn conv3d_weight_grad<B: Backend>(
     window: &Window,
     groups: usize,
 ) -> FloatTensor<B> {
+    timed!(KERNEL, "conv3d_weight_grad");
     let Some((fx, fg)) = flex_pair(&x, &grad) else {
         return generic::conv3d_weight_grad::<B>(x, grad, weight_shape, window, groups);
     };
@@ -214,6 +250,7 @@ pub fn max_pool3d<B: Backend>(
     origin: [isize; 3],
     volume: [usize; 3],
 ) -> (FloatTensor<B>, IntTensor<B>) {
+    timed!(KERNEL, "max_pool3d");
     let Some(fx) = flex(&x) else { return generic::max_pool3d::<B>(x, window, origin, volume) };
     let shape = with_extents(x.shape()[0], x.shape()[1], outputs(window));
     typed!(fx, T => {
@@ -231,6 +268,7 @@ pub fn max_pool3d_grad<B: Backend>(
     origin: [isize; 3],
     volume: [usize; 3],
 ) -> FloatTensor<B> {
+    timed!(KERNEL, "max_pool3d_grad");
     let at = (&indices as &dyn Any).downcast_ref::<FlexTensor>().filter(|i| i.dtype() == DType::I64).map(FlexTensor::to_contiguous);
     let (Some(fg), Some(at)) = (flex(&grad), at) else {
         return generic::max_pool3d_grad::<B>(grad, indices, window, origin, volume);
@@ -244,6 +282,7 @@ pub fn max_pool3d_grad<B: Backend>(
 
 /// The mean of each window of x `[N, C, in..]`; what lies outside adds nothing. A window without input gives 0.
 pub fn avg_pool3d<B: Backend>(x: FloatTensor<B>, window: &Window, count: Count) -> FloatTensor<B> {
+    timed!(KERNEL, "avg_pool3d");
     let Some(fx) = flex(&x) else { return generic::avg_pool3d::<B>(x, window, count) };
     let shape = with_extents(x.shape()[0], x.shape()[1], outputs(window));
     primitive(typed!(fx, T => cpu::tensor(cpu::average::<T>(cpu::slice(&fx), window, count), shape)))
@@ -251,6 +290,7 @@ pub fn avg_pool3d<B: Backend>(x: FloatTensor<B>, window: &Window, count: Count) 
 
 /// The gradient of [`avg_pool3d`]: grad `[N, C, out..]` -> `[N, C, in..]`.
 pub fn avg_pool3d_grad<B: Backend>(grad: FloatTensor<B>, window: &Window, count: Count) -> FloatTensor<B> {
+    timed!(KERNEL, "avg_pool3d_grad");
     let Some(fg) = flex(&grad) else { return generic::avg_pool3d_grad::<B>(grad, window, count) };
     let shape = with_extents(grad.shape()[0], grad.shape()[1], inputs(window));
     primitive(typed!(fg, T => cpu::tensor(cpu::average_grad::<T>(cpu::slice(&fg), window, count), shape)))
@@ -258,6 +298,7 @@ pub fn avg_pool3d_grad<B: Backend>(grad: FloatTensor<B>, window: &Window, count:
 
 /// x `[N, C, in..]` -> `[N, C, out..]`: along each axis the sums that `taps` describes.
 pub fn resample<B: Backend>(x: FloatTensor<B>, taps: &[Taps; 3]) -> FloatTensor<B> {
+    timed!(KERNEL, "resample");
     (0..3).filter(|i| !taps[*i].is_identity()).fold(x, |x, i| {
         let Some(fx) = flex(&x) else { return generic::resample::<B>(x, i, &taps[i]) };
         let mut shape: [usize; 5] = x.shape().dims();
@@ -269,6 +310,7 @@ pub fn resample<B: Backend>(x: FloatTensor<B>, taps: &[Taps; 3]) -> FloatTensor<
 
 /// The gradient of [`resample`]: grad `[N, C, out..]` -> `[N, C, in..]`.
 pub fn resample_grad<B: Backend>(grad: FloatTensor<B>, taps: &[Taps; 3]) -> FloatTensor<B> {
+    timed!(KERNEL, "resample_grad");
     (0..3).rev().filter(|i| !taps[*i].is_identity()).fold(grad, |grad, i| {
         let Some(fg) = flex(&grad) else { return generic::resample_grad::<B>(grad, i, &taps[i]) };
         let mut shape: [usize; 5] = grad.shape().dims();
@@ -316,6 +358,7 @@ fn line<T: burn_backend::Element + bytemuck::Pod + Send + Sync>(values: Vec<T>) 
 
 /// Mean, and sum of squared deviations from it, of each channel of x `[N, C, ..]`: `[C]` each.
 pub fn channel_moments<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
+    timed!(KERNEL, "channel_moments");
     let Some(fx) = flex(&x) else { return generic::channel_moments::<B>(x) };
     typed!(fx, T => {
         let (mean, m2) = cpu::norm::moments::<T>(cpu::slice(&fx), fx.shape()[1], plane(&fx));
@@ -325,6 +368,7 @@ pub fn channel_moments<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, FloatT
 
 /// x `[N, C, D, H, W]` with its channels shifted, scaled and activated.
 pub fn channel_norm<B: Backend>(x: FloatTensor<B>, channels: &Channels<B>) -> FloatTensor<B> {
+    timed!(KERNEL, "channel_norm");
     let Some([fx, mean, scale, shift]) = flex_channels::<B>(&x, channels) else { return generic::channel_norm::<B>(x, channels) };
     primitive(typed!(fx, T => {
         let (mean, scale, shift) = (cpu::slice(&mean), cpu::slice(&scale), cpu::slice(&shift));
@@ -335,6 +379,7 @@ pub fn channel_norm<B: Backend>(x: FloatTensor<B>, channels: &Channels<B>) -> Fl
 
 /// Of each channel, the sum of the gradient before the activation, and of its product with x - mean: `[C]` each.
 pub fn channel_grad_sums<B: Backend>(x: FloatTensor<B>, grad: FloatTensor<B>, channels: &Channels<B>) -> (FloatTensor<B>, FloatTensor<B>) {
+    timed!(KERNEL, "channel_grad_sums");
     let (Some([fx, mean, scale, shift]), Some(fg)) = (flex_channels::<B>(&x, channels), flex(&grad)) else {
         return generic::channel_grad_sums::<B>(x, grad, channels);
     };
@@ -354,6 +399,7 @@ pub fn channel_grad<B: Backend>(
     a: FloatTensor<B>,
     b: FloatTensor<B>,
 ) -> FloatTensor<B> {
+    timed!(KERNEL, "channel_grad");
     let flexed = (flex_channels::<B>(&x, channels), flex_pair(&grad, &a), flex(&b));
     let (Some([fx, mean, scale, shift]), Some((fg, fa)), Some(fb)) = flexed else {
         return generic::channel_grad::<B>(x, grad, channels, a, b);

@@ -23,6 +23,7 @@ mod int;
 mod matmul;
 mod module;
 mod norm;
+mod parts;
 mod pool;
 mod quantized;
 mod sample;

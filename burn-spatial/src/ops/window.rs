@@ -1,24 +1,30 @@
 //! Convolutions, pools and interpolations of split volumes: the halo comes to the block, the kernel of the inner
 //! backend's room works on it, gradients of halos go back where they came from.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, TensorMetadata};
 use burn_std::Shape;
 
+use super::parts::{self, Part};
 use super::{split_over, sum_dim};
 use crate::Spatial;
 use crate::device::{RankContext, SpatialDevice};
-use crate::halo::{AxisNeed, AxisWindow, Piece, Plan, WindowPlan, exchange, exchange_add, scaled};
+use crate::halo::{AxisNeed, AxisWindow, Exchange, Piece, Plan, Region, WindowPlan, exchange_add, scaled, slices};
 use crate::kernels::{self, Count, Taps, Window};
 use crate::kind::{Float, Int};
 use crate::layout::{Axis, Layout, Storage};
 use crate::mesh::AxisSet;
 use crate::nn::{ConvSpec, PaddingMode, PoolSpec, UpsampleSpec, WindowBackend};
-use crate::tensor::{SpatialTensor, communicated};
+use crate::tensor::{Received, SpatialTensor, communicated};
+use crate::trace::timed;
 
 pub(super) type Tensor<B> = SpatialTensor<B, Float>;
+
+/// Messages are driven so many times while the shard's own outputs are computed.
+const PIECES: usize = 4;
 
 /// Two volumes of which one is computed from blocks of the other.
 struct Halo {
@@ -42,17 +48,67 @@ impl Halo {
         Halo { plan: context.plan(&axes, &all), input, output }
     }
 
-    /// This rank's block of `x`. Collective.
+    /// This rank's block of `x`. Collective, unless the same came before and was kept, on all ranks then.
     fn gather<B: Backend>(&self, context: &RankContext, x: Tensor<B>) -> FloatTensor<B> {
         let device = x.device().clone();
-        let own = x.into_layout(&self.input).settle().0;
+        let x = x.into_layout(&self.input);
+        let own = x.clone().settle().0;
+        let received = x.received(&self.plan).unwrap_or_else(|| {
+            let messages = self.send::<B>(context, &own);
+            self.receive(x, messages, device.inner_device())
+        });
+        timed!(HALO, "block");
+        if self.plan.is_identity() {
+            return own;
+        }
+        let whole = Region { start: vec![0; self.plan.block.len()], length: self.plan.block.clone() };
+        self.assemble::<B>(&own, &received.parts, &whole, device.inner_device())
+    }
+
+    /// Starts the exchange: [`Halo::receive`] ends it. Collective.
+    fn send<B: Backend>(&self, context: &RankContext, own: &FloatTensor<B>) -> Exchange<'_> {
         self.count(context);
-        communicated(exchange::<B, Float>(context.talking_as(&self.plan), &self.plan, own, device.inner_device()))
+        timed!(HALO, "send");
+        communicated(Exchange::start::<B, Float>(context.talking_as(&self.plan), &self.plan, own))
+    }
+
+    /// Waits for the halo of `x`, which keeps it: on every rank, so that none waits where another does not send.
+    fn receive<B: Backend>(&self, x: Tensor<B>, messages: Exchange<'_>, device: &B::Device) -> Received<FloatTensor<B>> {
+        timed!(HALO, "receive");
+        let mut parts = Vec::new();
+        communicated(messages.receive::<B, Float>(device, |region, part| parts.push((region.clone(), part))));
+        x.keep_received(&self.plan, parts)
+    }
+
+    /// The box `wanted` of this rank's block, from its own shard and what it has `received`.
+    fn assemble<B: Backend>(
+        &self,
+        own: &FloatTensor<B>,
+        received: &[(Region, FloatTensor<B>)],
+        wanted: &Region,
+        device: &B::Device,
+    ) -> FloatTensor<B> {
+        let kept = self.plan.keeps.iter().map(|(from, to)| (from.start.clone(), to, own));
+        let sources = kept.chain(received.iter().map(|(to, part)| (vec![0; to.start.len()], to, part)));
+        let mut block = None;
+        for (from, to, source) in sources {
+            let Some((there, here)) = wanted.common(to) else { continue };
+            // `there` counts from the start of the source's box.
+            let start = there.start.iter().zip(from).map(|(a, b)| a + b).collect();
+            let part = B::float_slice(source.clone(), &slices(&Region { start, length: there.length }));
+            if here.length == wanted.length {
+                return part;
+            }
+            let old = block.take().unwrap_or_else(|| B::float_zeros(Shape::from(wanted.length.clone()), device, own.dtype().into()));
+            block = Some(B::float_slice_assign(old, &slices(&here), part));
+        }
+        block.unwrap_or_else(|| B::float_zeros(Shape::from(wanted.length.clone()), device, own.dtype().into()))
     }
 
     /// The gradient of a block, or a share of what lies there, added to the shards. Collective.
     fn scatter<B: Backend>(&self, context: &RankContext, block: FloatTensor<B>, device: SpatialDevice<B::Device>) -> Tensor<B> {
         self.count(context);
+        timed!(HALO, "scatter");
         let own = communicated(exchange_add::<B, Float>(context.talking_as(&self.plan), &self.plan, block, device.inner_device()));
         SpatialTensor::new(own, self.input.clone(), device)
     }
@@ -121,6 +177,68 @@ impl Windowed {
             volume: std::array::from_fn(|i| input.extent(2 + i)),
             halo: Halo::new(context, input, output, spatial.map(|plan| plan.need)),
         }
+    }
+
+    /// The convolution of `x`: first, while the halo is on its way, what needs none. Collective.
+    fn convolve<B: Backend>(
+        &self,
+        context: &RankContext,
+        x: Tensor<B>,
+        weight: FloatTensor<B>,
+        bias: Option<FloatTensor<B>>,
+        groups: usize,
+    ) -> FloatTensor<B> {
+        let plan = &self.halo.plan;
+        let parts = match &plan.keeps[..] {
+            [(from, to)] if !plan.receives.is_empty() && from.length == plan.own => {
+                let own = std::array::from_fn(|i| to.start[2 + i]..to.start[2 + i] + to.length[2 + i]);
+                parts::split(&self.local, own, PIECES)
+            }
+            _ => None,
+        };
+        let Some((near, far)) = parts else {
+            let block = self.halo.gather(context, x);
+            return kernels::conv3d::<B>(block, weight, bias, &self.local, groups);
+        };
+        let device = x.device().clone();
+        let x = x.into_layout(&self.halo.input);
+        let own = x.clone().settle().0;
+        let mut received = x.received(plan);
+        let mut messages = None;
+        if received.is_none() {
+            let sent = self.halo.send::<B>(context, &own);
+            match context.overlap() {
+                true => messages = Some(sent),
+                false => received = Some(self.halo.receive(x.clone(), sent, device.inner_device())),
+            }
+        }
+        let [d, h, w] = self.local.map(|axis| axis.output);
+        let shape = Shape::from([own.shape()[0], weight.shape()[0], d, h, w]);
+        let mut y = B::float_empty(shape, device.inner_device(), own.dtype().into());
+        for Part { at, window, .. } in near {
+            y = kernels::conv3d_part::<B>(y, at, own.clone(), weight.clone(), bias.clone(), &window, groups);
+            if let Some(messages) = &mut messages {
+                communicated(messages.progress());
+            }
+        }
+        let received = match (received, messages) {
+            (None, Some(messages)) => self.halo.receive(x, messages, device.inner_device()),
+            (Some(received), _) => received,
+            (None, None) => unreachable!("received, or on its way"),
+        };
+        for Part { at, input, window } in far {
+            let [n, c] = [own.shape()[0], own.shape()[1]];
+            let wanted = Region {
+                start: [0, 0].into_iter().chain(input.iter().map(|range| range.start)).collect(),
+                length: [n, c].into_iter().chain(input.iter().map(Range::len)).collect(),
+            };
+            let block = {
+                timed!(HALO, "block");
+                self.halo.assemble::<B>(&own, &received.parts, &wanted, device.inner_device())
+            };
+            y = kernels::conv3d_part::<B>(y, at, block, weight.clone(), bias.clone(), &window, groups);
+        }
+        y
     }
 
     /// The output's layout with `channels`.
@@ -347,9 +465,10 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         let context = device.context();
         let weight_dims = dims(&weight.shape());
         let windowed = Windowed::over(&context, x.layout(), conv_windows(spec, &x.shape(), weight_dims));
-        let block = windowed.halo.gather(&context, x);
-        let y = kernels::conv3d::<B>(block, weight.into_whole(), bias.map(SpatialTensor::into_whole), &windowed.local, spec.groups);
-        SpatialTensor::new(y, windowed.output(weight_dims[0]), device)
+        let (weight, bias) = (weight.into_whole(), bias.map(SpatialTensor::into_whole));
+        let output = windowed.output(weight_dims[0]);
+        let y = windowed.convolve::<B>(&context, x, weight, bias, spec.groups);
+        SpatialTensor::new(y, output, device)
     }
 
     fn conv3d_padded_x_grad(x: &Self::Placement, weight: FloatTensor<Self>, grad: FloatTensor<Self>, spec: &ConvSpec) -> FloatTensor<Self> {

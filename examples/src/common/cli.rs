@@ -53,6 +53,9 @@ pub struct RunArgs {
     /// Stop after this epoch, as if time ran out; --resume goes on
     #[arg(long, value_name = "EPOCH")]
     pub stop_after: Option<usize>,
+    /// Folder for a timeline of each rank, trace-RANK.json, in the Chrome trace format (open it in ui.perfetto.dev)
+    #[arg(long, value_name = "DIR")]
+    pub trace: Option<PathBuf>,
 }
 
 /// What `compare-ranks` computes, and with what it compares.

@@ -8,8 +8,10 @@ pub mod error;
 pub mod plot;
 pub mod ranks;
 pub mod report;
+pub mod trace;
 pub mod training;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use burn::backend::{Autodiff, Flex};
@@ -24,10 +26,15 @@ pub type Backend = Autodiff<Inner>;
 /// Where a rank computes.
 pub type Device = burn::tensor::Device<Backend>;
 
-/// Runs a program. An error is one line on stderr and exit code 1.
-pub fn main(program: impl FnOnce() -> Result<(), Error>) -> ExitCode {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing_subscriber::filter::LevelFilter::WARN).init();
-    match program() {
+/// Runs a program, with a timeline of its ranks in the folder `timeline`. An error is one line on stderr and exit code 1.
+pub fn main(timeline: Option<&Path>, program: impl FnOnce() -> Result<(), Error>) -> ExitCode {
+    let run = |timeline| {
+        let result = program();
+        // Writes the rest of it.
+        drop(timeline);
+        result
+    };
+    match trace::start(timeline).and_then(run) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");

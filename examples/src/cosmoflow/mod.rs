@@ -19,7 +19,11 @@ use cli::{Cli, Command};
 /// Parses the command line and runs it. An error is one line on stderr and exit code 1.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    common::main(|| match cli.command {
+    let timeline = match &cli.command {
+        Command::Train(args) => args.run.trace.clone(),
+        _ => None,
+    };
+    common::main(timeline.as_deref(), || match cli.command {
         Command::Train(args) => ranks::start(&args.ranks, |rank| train::run(rank, &args)),
         Command::Eval(args) => ranks::start(&args.ranks, |rank| evaluate::run(rank, &args)),
         Command::CompareRanks(args) => ranks::start(&args.ranks, |rank| train::compare_ranks(rank, &args)),

@@ -53,5 +53,5 @@ pub struct Args {
 /// Parses the command line and runs it. An error is one line on stderr and exit code 1.
 pub fn main() -> ExitCode {
     let args = Args::parse();
-    common::main(|| ranks::start(&args.ranks, |rank| train::run(&rank, &args)).map(drop))
+    common::main(None, || ranks::start(&args.ranks, |rank| train::run(&rank, &args)).map(drop))
 }

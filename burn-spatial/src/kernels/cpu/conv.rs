@@ -302,15 +302,34 @@ impl Conv {
         self.channels.map(|c| c / self.groups)
     }
 
-    /// The output: the product of the weight, as it lies, with packed windows.
+    /// The output.
     pub(crate) fn forward<T: Real>(&self, x: &[T], weight: &[T], bias: Option<&[T]>) -> Vec<T> {
+        let extents = [0, 1, 2].map(|i| self.gather.0[i].count);
+        let mut out = vec![T::default(); self.samples * self.channels[1] * self.gather.positions()];
+        self.forward_into(x, weight, bias, &mut out, extents, [0; 3]);
+        out
+    }
+
+    /// Writes the output, the product of the weight, as it lies, with packed windows, into volumes of `extents` in `out`,
+    /// at `at`. Every value is the same to the bit whichever part of a larger output it is computed with.
+    pub(crate) fn forward_into<T: Real>(
+        &self,
+        x: &[T],
+        weight: &[T],
+        bias: Option<&[T]>,
+        out: &mut [T],
+        extents: [usize; 3],
+        at: [usize; 3],
+    ) {
         let Conv { isa, samples, channels, groups, ref gather } = *self;
         let [inner, rows] = self.group_channels();
         let (taps, each) = (gather.taps(), gather.positions());
         let (depth, positions) = (inner * taps, each * samples);
-        let mut out = vec![T::default(); samples * channels[1] * each];
-        if out.is_empty() {
-            return out;
+        let counts = [0, 1, 2].map(|i| gather.0[i].count);
+        assert_eq!(out.len(), samples * channels[1] * extents.iter().product::<usize>());
+        assert!((0..3).all(|i| at[i] + counts[i] <= extents[i]));
+        if positions == 0 || channels[1] == 0 {
+            return;
         }
         let panel = T::panel(isa);
         let threads = rayon::current_num_threads();
@@ -371,16 +390,18 @@ impl Conv {
                     let bias = bias.map_or(T::default(), |b| b[channel]);
                     for (start, reads) in starts.iter().zip(&reads) {
                         for run in &reads.runs {
-                            let at = (run.sample * channels[1] + channel) * each + run.position;
-                            // SAFETY: a task owns its channels and positions.
-                            let out = unsafe { shared.part(at, run.len) };
+                            let (row, w) = (run.position / counts[2], run.position % counts[2]);
+                            let (d, h) = (row / counts[1] + at[0], row % counts[1] + at[1]);
+                            let volume = run.sample * channels[1] + channel;
+                            let from = ((volume * extents[0] + d) * extents[1] + h) * extents[2] + w + at[2];
+                            // SAFETY: a task owns its channels and positions, and the box lies in the volume.
+                            let out = unsafe { shared.part(from, run.len) };
                             out.iter_mut().zip(&sums[start + run.column..]).for_each(|(o, s)| *o = *s + bias);
                         }
                     }
                 }
             });
         });
-        out
     }
 
     /// The gradient of x: the product of the weight, turned over by its strides alone, with tiles of `grad`, each entry

@@ -1,0 +1,135 @@
+//! A convolution in parts: what a rank's own shard suffices for, and the rest, which waits for halos.
+
+use std::ops::Range;
+
+use crate::kernels::{Window, WindowAxis};
+
+/// Outputs that are computed together.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Part {
+    /// Where the first one lies among all outputs.
+    pub at: [usize; 3],
+    /// The box of the block that they are computed from.
+    pub input: [Range<usize>; 3],
+    /// The geometry on that box.
+    pub window: Window,
+}
+
+impl Part {
+    fn new(window: &Window, outputs: &[Range<usize>; 3], input: [Range<usize>; 3]) -> Part {
+        let axis = |i: usize| WindowAxis {
+            input: input[i].len(),
+            output: outputs[i].len(),
+            offset: window[i].offset + input[i].start as isize - (outputs[i].start * window[i].stride) as isize,
+            ..window[i]
+        };
+        Part { at: std::array::from_fn(|i| outputs[i].start), window: std::array::from_fn(axis), input }
+    }
+}
+
+/// The outputs of an axis that read nothing of the block outside `own`; what lies outside the block is padding.
+fn inner(axis: &WindowAxis, own: &Range<usize>) -> Range<usize> {
+    let (stride, reach) = (axis.stride as isize, ((axis.kernel - 1) * axis.dilation) as isize);
+    let first = match own.start {
+        0 => 0,
+        start => (start as isize + axis.offset).max(0).unsigned_abs().div_ceil(axis.stride),
+    };
+    let end = match own.end == axis.input {
+        true => axis.output,
+        // The last tap of output o reads o * stride - offset + reach, which is to lie before the shard's end.
+        false => usize::try_from((own.end as isize - 1 - reach + axis.offset).div_euclid(stride) + 1).unwrap_or(0).min(axis.output),
+    };
+    first.min(end)..end
+}
+
+/// What outputs of an axis read of the block; one voxel where they read padding alone.
+fn reads(axis: &WindowAxis, outputs: &Range<usize>) -> Range<usize> {
+    let first = (outputs.start * axis.stride) as isize - axis.offset;
+    let last = ((outputs.end - 1) * axis.stride + (axis.kernel - 1) * axis.dilation) as isize - axis.offset;
+    let start = first.clamp(0, axis.input as isize).unsigned_abs();
+    let end = (last + 1).clamp(0, axis.input as isize).unsigned_abs();
+    if start < end { start..end } else { 0..1 }
+}
+
+/// The outputs computed from the shard, which lies at `own` in the block, in up to `pieces` pieces along the depth; and
+/// the others. `None` where the shard suffices for no output.
+pub(super) fn split(window: &Window, own: [Range<usize>; 3], pieces: usize) -> Option<(Vec<Part>, Vec<Part>)> {
+    let inner: [Range<usize>; 3] = std::array::from_fn(|i| inner(&window[i], &own[i]));
+    if inner.iter().any(Range::is_empty) {
+        return None;
+    }
+    let step = inner[0].len().div_ceil(pieces.max(1));
+    let from_own = |start: usize| {
+        let depth = start..(start + step).min(inner[0].end);
+        Part::new(window, &[depth, inner[1].clone(), inner[2].clone()], own.clone())
+    };
+    let near = inner[0].clone().step_by(step).map(from_own).collect();
+    // Two slabs an axis, without what those of the axes before it have.
+    let mut far = Vec::new();
+    for axis in 0..3 {
+        for side in [0..inner[axis].start, inner[axis].end..window[axis].output] {
+            let outputs: [Range<usize>; 3] = std::array::from_fn(|i| match i {
+                i if i < axis => inner[i].clone(),
+                i if i == axis => side.clone(),
+                i => 0..window[i].output,
+            });
+            if outputs.iter().all(|range| !range.is_empty()) {
+                let input = std::array::from_fn(|i| reads(&window[i], &outputs[i]));
+                far.push(Part::new(window, &outputs, input));
+            }
+        }
+    }
+    Some((near, far))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn axis() -> impl Strategy<Value = (WindowAxis, Range<usize>)> {
+        let sizes = (1usize..12, 1usize..5, 1usize..4, 1usize..3, -2isize..4, 1usize..9);
+        sizes.prop_flat_map(|(input, kernel, stride, dilation, offset, output)| {
+            (0..input).prop_flat_map(move |start| {
+                (start + 1..=input).prop_map(move |end| (WindowAxis { input, output, kernel, stride, dilation, offset }, start..end))
+            })
+        })
+    }
+
+    proptest! {
+        /// Every output belongs to one part, whose box has all of the block that it reads.
+        #[test]
+        fn parts_cover_the_output_once(axes in [axis(), axis(), axis()], pieces in 1usize..4) {
+            let window = axes.clone().map(|(axis, _)| axis);
+            let own = axes.map(|(_, own)| own);
+            let Some((near, far)) = split(&window, own.clone(), pieces) else { return Ok(()) };
+            let count: usize = window.iter().map(|axis| axis.output).product();
+            let mut seen = vec![0; count];
+            for (part, is_near) in near.iter().map(|p| (p, true)).chain(far.iter().map(|p| (p, false))) {
+                if is_near {
+                    prop_assert_eq!(&part.input, &own);
+                }
+                for d in 0..part.window[0].output {
+                    for h in 0..part.window[1].output {
+                        for w in 0..part.window[2].output {
+                            let at = [d, h, w];
+                            let whole: [usize; 3] = std::array::from_fn(|i| part.at[i] + at[i]);
+                            seen[(whole[0] * window[1].output + whole[1]) * window[2].output + whole[2]] += 1;
+                            for i in 0..3 {
+                                for tap in 0..window[i].kernel {
+                                    let tap = (tap * window[i].dilation) as isize;
+                                    let in_block = (whole[i] * window[i].stride) as isize - window[i].offset + tap;
+                                    let in_box = (at[i] * window[i].stride) as isize - part.window[i].offset + tap;
+                                    prop_assert_eq!(in_block, in_box + part.input[i].start as isize);
+                                    let outside = in_block < 0 || in_block >= window[i].input as isize;
+                                    prop_assert_eq!(outside, in_box < 0 || in_box >= part.window[i].input as isize);
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+            prop_assert!(seen.iter().all(|n| *n == 1), "{:?}", seen);
+        }
+    }
+}
