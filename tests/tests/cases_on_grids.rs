@@ -1,9 +1,10 @@
 //! Small cases with right values, worked out by hand, on lines split over two and more ranks along each axis.
 
 use burn::backend::{Autodiff, Flex};
+use burn::tensor::backend::Backend;
 use burn::tensor::module::conv_transpose3d;
 use burn::tensor::ops::ConvTransposeOptions;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Distribution, Tensor, TensorData};
 use burn_spatial::layout::{Axis, Layout, balanced_offsets};
 use burn_spatial::mesh::MeshAxis;
 use burn_spatial::nn::{ConvSpec, PaddingMode, PoolSpec, avg_pool3d, max_pool3d, padded_conv3d};
@@ -274,4 +275,39 @@ fn a_skip_connection_of_odd_size_moves_the_plane_that_differs() {
     assert_eq!(ranks[0].0, ["[1, 2, 8d(4|4), 3, 4]", "[1, 2, 8d(5|3), 3, 4]"]);
     assert_eq!(ranks.iter().map(|r| r.1).collect::<Vec<_>>(), [plane, 0], "bytes sent by each rank");
     assert_eq!(ranks[1].2, on_grid(Grid::ONE, run)[0].2);
+}
+
+/// Whether halos arrive before or while a convolution is computed, every bit is the same; and the weight's gradient needs
+/// no halo of its own, which came for the output.
+#[test]
+fn overlap_changes_no_bit_and_a_halo_comes_once() {
+    let specs = [
+        ConvSpec { padding: [(1, 1); 3], ..Default::default() },
+        ConvSpec { padding: [(2, 1), (0, 2), (1, 1)], stride: [2, 1, 2], ..Default::default() },
+        ConvSpec { padding: [(2, 2); 3], dilation: [2; 3], groups: 2, ..Default::default() },
+        ConvSpec { padding: [(1, 1); 3], mode: PaddingMode::Periodic, ..Default::default() },
+    ];
+    for grid in [Grid([1, 2, 1, 1]), Grid([1, 2, 2, 2]), Grid([2, 1, 3, 1]), Grid([1, 3, 1, 2])] {
+        for spec in &specs {
+            on_grid(grid, |device| {
+                let run = |overlap: bool| {
+                    device.set_overlap(overlap);
+                    B::seed(device, 5);
+                    let random = |shape: [usize; 5]| Tensor::<B, 5>::random(shape, Distribution::Default, device);
+                    let x = place::split(random([2, 4, 11, 9, 10])).require_grad();
+                    let weight = random([6, 4 / spec.groups, 3, 3, 3]).require_grad();
+                    let before = device.stats();
+                    let y = padded_conv3d(x.clone(), weight.clone(), None, spec);
+                    let forward = device.stats();
+                    let gradients = y.clone().square().sum().backward();
+                    let tensors = [y.inner(), x.grad(&gradients).unwrap(), weight.grad(&gradients).unwrap()];
+                    let after = device.stats();
+                    assert!(forward.halos > before.halos, "{spec:?} on {grid} has no halo");
+                    assert_eq!(after.halos - forward.halos, 1, "the gradient of x goes back, and that is all: {spec:?} on {grid}");
+                    tensors.map(|t| place::local(t).as_bytes().to_vec())
+                };
+                assert!(run(true) == run(false), "{spec:?} on {grid}");
+            });
+        }
+    }
 }
