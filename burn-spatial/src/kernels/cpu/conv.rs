@@ -9,7 +9,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::super::{Window, WindowAxis};
-use super::simd::{Dots, Isa, Panel, Real};
+use super::simd::{Dots, Isa, MAX_VECTORS, Panel, Real};
 
 /// Rows of the packed matrix (channels x taps, or positions) between two updates of the sums: a panel of that many
 /// rows stays in the first-level cache, and long sums are rounded less in short blocks. Ten steps of CosmoFlow in
@@ -30,16 +30,20 @@ struct Axis {
 
 impl Axis {
     fn new(axis: &WindowAxis) -> Axis {
-        let bases: Vec<isize> = (0..axis.kernel).map(|t| (t * axis.dilation) as isize - axis.offset).collect();
+        let bases = (0..axis.kernel).map(|t| (t * axis.dilation) as isize - axis.offset).collect();
+        Axis::with_bases(axis.output, axis.stride, bases, axis.input)
+    }
+
+    fn with_bases(count: usize, step: usize, bases: Vec<isize>, source: usize) -> Axis {
         let inside = bases
             .iter()
             .map(|&base| {
                 // First j with j * step + base >= bound.
-                let first = |bound: isize| (bound - base).max(0).unsigned_abs().div_ceil(axis.stride).min(axis.output);
-                first(0)..first(axis.input as isize)
+                let first = |bound: isize| (bound - base).max(0).unsigned_abs().div_ceil(step).min(count);
+                first(0)..first(source as isize)
             })
             .collect();
-        Axis { count: axis.output, step: axis.stride, bases, inside, source: axis.input }
+        Axis { count, step, bases, inside, source }
     }
 
     /// The outputs that read any of `sources`, and perhaps some between them.
@@ -51,6 +55,11 @@ impl Axis {
         let reached = || (0..self.bases.len()).map(reach).filter(|r| !r.is_empty());
         let start = reached().map(|r| r.start).min().unwrap_or(0);
         start..reached().map(|r| r.end).max().unwrap_or(start)
+    }
+
+    /// Sources from the first tap's to the last one's.
+    fn span(&self) -> usize {
+        self.bases[self.bases.len() - 1].abs_diff(self.bases[0]) + 1
     }
 
     /// The source index of position `j` with tap `t`, if it is inside.
@@ -238,6 +247,101 @@ impl Gather {
     }
 }
 
+/// Outputs in boxes of whole rows, where neighbours along the width read neighbours: the input of a box is copied once,
+/// padding included, and every tap reads it at an offset of its own.
+struct Tiles {
+    /// Planes and rows of outputs in a tile.
+    planes: usize,
+    rows: usize,
+    /// Vectors that cover a row of outputs.
+    vectors: usize,
+    /// Planes, rows and elements of a row of a tile's input.
+    extents: [usize; 3],
+    /// For each tap, in order, where it reads for a tile's first output.
+    offsets: Vec<usize>,
+}
+
+impl Tiles {
+    /// Tiles of about `columns` outputs; `None` where outputs next to each other do not read neighbours, or a row leaves
+    /// too much of its last vector empty.
+    fn of(gather: &Gather, lanes: usize, columns: usize) -> Option<Tiles> {
+        let [ad, ah, aw] = &gather.0;
+        let vectors = aw.count.div_ceil(lanes);
+        if aw.step != 1 || 5 * vectors * lanes > 6 * aw.count {
+            return None;
+        }
+        let wanted = (columns / (vectors * lanes)).max(1);
+        let planes = (wanted / ah.count).clamp(1, ad.count);
+        let rows = wanted.clamp(1, ah.count);
+        let reach = |axis: &Axis, outputs: usize| (outputs - 1) * axis.step + axis.span();
+        let extents = [reach(ad, planes), reach(ah, rows), reach(aw, vectors * lanes)];
+        let tap = |axis: &Axis, t: usize| axis.bases[t].abs_diff(axis.bases[0]);
+        let mut offsets = Vec::with_capacity(gather.taps());
+        for td in 0..ad.bases.len() {
+            for th in 0..ah.bases.len() {
+                offsets.extend((0..aw.bases.len()).map(|tw| (tap(ad, td) * extents[1] + tap(ah, th)) * extents[2] + tap(aw, tw)));
+            }
+        }
+        Some(Tiles { planes, rows, vectors, extents, offsets })
+    }
+
+    /// Tiles for a product with `rows` output channels, whose sums stay in the second-level cache.
+    fn new(gather: &Gather, lanes: usize, rows: usize) -> Option<Tiles> {
+        Tiles::of(gather, lanes, ((1 << 16) / rows.max(1)).clamp(96, 512))
+    }
+
+    /// Tiles of rows that whole vectors cover, for sums of [`DEPTH`] vectors.
+    fn whole_rows(gather: &Gather, lanes: usize) -> Option<Tiles> {
+        let whole = gather.0[2].count.is_multiple_of(lanes);
+        whole.then(|| Tiles::of(gather, lanes, DEPTH * lanes)).flatten()
+    }
+
+    /// Elements of one channel's input.
+    fn elements(&self) -> usize {
+        self.extents.iter().product()
+    }
+
+    /// How many tiles a sample has along depth and height.
+    fn counts(&self, gather: &Gather) -> [usize; 2] {
+        [gather.0[0].count.div_ceil(self.planes), gather.0[1].count.div_ceil(self.rows)]
+    }
+
+    /// The outputs of tile `index` of a sample: planes and rows.
+    fn outputs(&self, gather: &Gather, index: usize) -> [Range<usize>; 2] {
+        let rows = self.counts(gather)[1];
+        let range = |i: usize, step: usize, count: usize| i * step..((i + 1) * step).min(count);
+        [range(index / rows, self.planes, gather.0[0].count), range(index % rows, self.rows, gather.0[1].count)]
+    }
+
+    /// Copies what the `outputs` read of the channel `x`, with zeros outside of it.
+    fn pack<T: Real>(&self, gather: &Gather, x: &[T], outputs: &[Range<usize>; 2], out: &mut [T]) {
+        let [ad, ah, aw] = &gather.0;
+        let [_, tile_rows, pitch] = self.extents;
+        let first = |axis: &Axis, outputs: &Range<usize>| (outputs.start * axis.step) as isize + axis.bases[0];
+        let reach = |axis: &Axis, outputs: &Range<usize>| (outputs.len() - 1) * axis.step + axis.span();
+        // Of a row, what lies in the source.
+        let lo = (-aw.bases[0]).clamp(0, pitch as isize).unsigned_abs();
+        let hi = (aw.source as isize - aw.bases[0]).clamp(lo as isize, pitch as isize).unsigned_abs();
+        for d in 0..reach(ad, &outputs[0]) {
+            let source_d = first(ad, &outputs[0]) + d as isize;
+            for h in 0..reach(ah, &outputs[1]) {
+                let source_h = first(ah, &outputs[1]) + h as isize;
+                let out = &mut out[(d * tile_rows + h) * pitch..][..pitch];
+                let inside = (0..ad.source as isize).contains(&source_d) && (0..ah.source as isize).contains(&source_h);
+                if !inside || lo == hi {
+                    out.fill(T::default());
+                    continue;
+                }
+                let row = (source_d.unsigned_abs() * ah.source + source_h.unsigned_abs()) * aw.source;
+                let from = row + (lo as isize + aw.bases[0]).unsigned_abs();
+                out[..lo].fill(T::default());
+                out[lo..hi].copy_from_slice(&x[from..from + hi - lo]);
+                out[hi..].fill(T::default());
+            }
+        }
+    }
+}
+
 /// A copy that stays a loop: most are too short for a call.
 #[inline(always)]
 fn copy<T: Copy>(from: &[T], to: &mut [T]) {
@@ -249,6 +353,29 @@ fn copy<T: Copy>(from: &[T], to: &mut [T]) {
     }
     for (from, to) in from.remainder().iter().zip(to.into_remainder()) {
         *to = *from;
+    }
+}
+
+/// Where the vectors of a packed panel start.
+fn vectors_of<T: Real>(packed: &[T], lanes: usize) -> [*const T; MAX_VECTORS] {
+    // Of those that a narrow panel lacks nothing is read.
+    std::array::from_fn(|j| packed.as_ptr().wrapping_add(j * lanes))
+}
+
+/// For each number of vectors in a packed panel, where its first `depth` rows start.
+struct PackedRows {
+    lanes: usize,
+    starts: [Vec<usize>; MAX_VECTORS],
+}
+
+impl PackedRows {
+    fn new(lanes: usize, depth: usize) -> PackedRows {
+        PackedRows { lanes, starts: std::array::from_fn(|n| (0..depth).map(|r| r * (n + 1) * lanes).collect()) }
+    }
+
+    /// Of rows of `width`, whole vectors.
+    fn of(&self, width: usize, depth: usize) -> &[usize] {
+        &self.starts[width / self.lanes - 1][..depth]
     }
 }
 
@@ -331,6 +458,9 @@ impl Conv {
         if positions == 0 || channels[1] == 0 {
             return;
         }
+        if let Some(tiles) = Tiles::new(gather, T::lanes(isa), rows) {
+            return self.forward_tiles(&tiles, x, weight, bias, out, extents, at);
+        }
         let panel = T::panel(isa);
         let threads = rayon::current_num_threads();
         // How the work is cut depends on the threads, the order of each sum does not.
@@ -342,6 +472,7 @@ impl Conv {
         };
         let part_rows = rows.div_ceil(parts).next_multiple_of(4);
         let block = (DEPTH / taps).clamp(1, inner);
+        let table = PackedRows::new(T::lanes(isa), block * taps);
         let shared = Shared(out.as_mut_ptr());
 
         (0..groups * tiles * parts).into_par_iter().for_each(|task| {
@@ -374,8 +505,8 @@ impl Conv {
                                     lda: depth,
                                     step: 1,
                                     rows: m.len(),
-                                    b: packed.as_ptr(),
-                                    depth: (c_end - c) * taps,
+                                    b: vectors_of(packed, T::lanes(isa)),
+                                    offsets: table.of(width, (c_end - c) * taps),
                                     vectors,
                                     c: sums[*start..].as_mut_ptr(),
                                     ldc,
@@ -404,6 +535,111 @@ impl Conv {
         });
     }
 
+    /// [`Conv::forward_into`] by tiles. The order of every sum is the same.
+    #[allow(clippy::too_many_arguments)]
+    fn forward_tiles<T: Real>(
+        &self,
+        tiles: &Tiles,
+        x: &[T],
+        weight: &[T],
+        bias: Option<&[T]>,
+        out: &mut [T],
+        extents: [usize; 3],
+        at: [usize; 3],
+    ) {
+        let Conv { isa, samples, channels, groups, ref gather } = *self;
+        let [inner, rows] = self.group_channels();
+        let [ad, ah, aw] = &gather.0;
+        let (taps, lanes, source) = (gather.taps(), T::lanes(isa), gather.source());
+        let depth = inner * taps;
+        let [_, tile_rows, pitch] = tiles.extents;
+        let each: usize = tiles.counts(gather).iter().product();
+        let threads = rayon::current_num_threads();
+        let parts = match threads {
+            1 => 1,
+            _ => (2 * threads).div_ceil(each * samples * groups).clamp(1, rows.div_ceil(16)),
+        };
+        let part_rows = rows.div_ceil(parts).next_multiple_of(4);
+        let block = (DEPTH / taps).clamp(1, inner);
+        let offsets: Vec<usize> = (0..block).flat_map(|c| tiles.offsets.iter().map(move |o| c * tiles.elements() + o)).collect();
+        let shared = Shared(out.as_mut_ptr());
+
+        (0..samples * groups * each * parts).into_par_iter().for_each(|task| {
+            let (outer, tile, part) = (task / (each * parts), task / parts % each, task % parts);
+            let (sample, group) = (outer / groups, outer % groups);
+            let m = (part * part_rows).min(rows)..((part + 1) * part_rows).min(rows);
+            if m.is_empty() {
+                return;
+            }
+            let outputs = tiles.outputs(gather, tile);
+            let lines: Vec<(usize, usize)> = outputs[0].clone().flat_map(|d| outputs[1].clone().map(move |h| (d, h))).collect();
+            // Where each vector of outputs reads with the first tap.
+            let start = |&(d, h): &(usize, usize)| {
+                let line = (d - outputs[0].start) * ad.step * tile_rows + (h - outputs[1].start) * ah.step;
+                (0..tiles.vectors).map(move |v| line * pitch + v * lanes)
+            };
+            let starts: Vec<usize> = lines.iter().flat_map(start).collect();
+            let ldc = starts.len() * lanes;
+            let together = T::panel(isa) / lanes;
+            with_scratch(block * tiles.elements(), m.len() * ldc, |packed: &mut [T], sums: &mut [T]| {
+                for c in (0..inner).step_by(block) {
+                    let c_end = (c + block).min(inner);
+                    for (packed, c) in packed.chunks_exact_mut(tiles.elements()).zip(c..c_end) {
+                        let from = (sample * channels[0] + group * inner + c) * source;
+                        tiles.pack(gather, &x[from..from + source], &outputs, packed);
+                    }
+                    let a = &weight[(group * rows + m.start) * depth + c * taps..];
+                    debug_assert!(a.len() >= (m.len() - 1) * depth + (c_end - c) * taps);
+                    for (i, starts) in starts.chunks(together).enumerate() {
+                        let at = |j: usize| starts.get(j).map_or(packed.as_ptr(), |start| packed[*start..].as_ptr());
+                        let panel = Panel {
+                            a: a.as_ptr(),
+                            lda: depth,
+                            step: 1,
+                            rows: m.len(),
+                            b: std::array::from_fn(at),
+                            offsets: &offsets[..(c_end - c) * taps],
+                            vectors: starts.len(),
+                            c: sums[i * together * lanes..].as_mut_ptr(),
+                            ldc,
+                            add: c > 0,
+                        };
+                        // SAFETY: the extents above, of which a tile's input holds what all vectors of its outputs read;
+                        // `isa` comes from `Isa::available`.
+                        unsafe { T::product(isa, &panel) };
+                    }
+                }
+                for (i, sums) in sums.chunks_exact(ldc).enumerate() {
+                    let channel = group * rows + m.start + i;
+                    let bias = bias.map_or(T::default(), |b| b[channel]);
+                    for ((d, h), sums) in lines.iter().zip(sums.chunks_exact(tiles.vectors * lanes)) {
+                        let volume = (sample * channels[1] + channel) * extents[0] + d + at[0];
+                        let from = (volume * extents[1] + h + at[1]) * extents[2] + at[2];
+                        // SAFETY: a task owns its channels and rows, and the box lies in the volume.
+                        let out = unsafe { shared.part(from, aw.count) };
+                        out.iter_mut().zip(sums).for_each(|(o, s)| *o = *s + bias);
+                    }
+                }
+            });
+        });
+    }
+
+    /// The convolution that gives this one's gradient of x from that of the output, with [`turned_weight`]: with stride 1
+    /// every voxel of x is a sum over outputs at fixed offsets. `None` with other strides, and where turning the weight
+    /// over would take longer than it saves.
+    fn turned(&self, lanes: usize) -> Option<Conv> {
+        const POSITIONS: usize = 2048;
+        let [d, h, w] = &self.gather.0;
+        if [d, h, w].iter().any(|axis| axis.step != 1) || self.samples * self.gather.positions() < POSITIONS {
+            return None;
+        }
+        let turned = |axis: &Axis| Axis::with_bases(axis.source, 1, axis.bases.iter().rev().map(|base| -base).collect(), axis.count);
+        let gather = Gather([turned(d), turned(h), turned(w)]);
+        let [inputs, outputs] = self.channels;
+        Tiles::new(&gather, lanes, inputs / self.groups)?;
+        Some(Conv { isa: self.isa, samples: self.samples, channels: [outputs, inputs], groups: self.groups, gather })
+    }
+
     /// The gradient of x: the product of the weight, turned over by its strides alone, with tiles of `grad`, each entry
     /// added to the voxel its tap reads.
     pub(crate) fn data_grad<T: Real>(&self, grad: &[T], weight: &[T]) -> Vec<T> {
@@ -414,6 +650,9 @@ impl Conv {
         if out.is_empty() || positions == 0 || depth == 0 {
             return out;
         }
+        if let Some(turned) = self.turned(T::lanes(isa)) {
+            return turned.forward(grad, &turned_weight(weight, [inner, depth], taps), None);
+        }
         let [ad, ah, aw] = &gather.0;
         let panel = T::panel(isa);
         // How the work is cut depends on the threads, the order of each sum does not: panels lie on one grid.
@@ -422,6 +661,7 @@ impl Conv {
         let blocks = inner.div_ceil(block);
         let slabs = wanted.div_ceil(samples * groups * blocks).clamp(1, (ad.source / 8).max(1));
         let slab = ad.source.div_ceil(slabs);
+        let table = PackedRows::new(T::lanes(isa), depth);
         let shared = Shared(out.as_mut_ptr());
 
         (0..samples * groups * blocks * slabs).into_par_iter().for_each(|task| {
@@ -456,8 +696,8 @@ impl Conv {
                                 lda: 1,
                                 step: part_rows,
                                 rows: part_rows,
-                                b: packed.as_ptr(),
-                                depth,
+                                b: vectors_of(packed, T::lanes(isa)),
+                                offsets: table.of(width, depth),
                                 vectors,
                                 c: sums.as_mut_ptr(),
                                 ldc: width,
@@ -487,6 +727,9 @@ impl Conv {
         if size == 0 || positions * samples == 0 {
             return vec![T::default(); size];
         }
+        if let Some(tiles) = Tiles::whole_rows(gather, T::lanes(isa)) {
+            return self.weight_grad_tiles(&tiles, x, grad);
+        }
         if positions >= DEPTH {
             return self.weight_grad_dots(x, grad);
         }
@@ -496,6 +739,7 @@ impl Conv {
         let (chunk, chunks) = chunks(blocks.len(), groups * all.div_ceil(16), size);
         let panels = (groups * all.div_ceil(panel) * chunks).div_ceil(2 * rayon::current_num_threads()).clamp(1, PANELS);
         let tiles = all.div_ceil(panels * panel);
+        let table = PackedRows::new(T::lanes(isa), DEPTH.min(positions));
         let mut out = vec![T::default(); chunks * size];
         let shared = Shared(out.as_mut_ptr());
 
@@ -525,8 +769,8 @@ impl Conv {
                                     lda: positions,
                                     step: 1,
                                     rows,
-                                    b: packed.as_ptr(),
-                                    depth: p.len(),
+                                    b: vectors_of(packed, T::lanes(isa)),
+                                    offsets: table.of(width, p.len()),
                                     vectors,
                                     c: sums[start..].as_mut_ptr(),
                                     ldc,
@@ -540,6 +784,57 @@ impl Conv {
                     let at = part * size + (group * rows + i) * all + first;
                     // SAFETY: a task owns its columns of its part.
                     unsafe { shared.part(at, columns) }.copy_from_slice(&sums[..columns]);
+                }
+            });
+        });
+        sum_parts(out, size)
+    }
+
+    /// The gradient of the weight by tiles: of each input channel, and each row of `grad` as it lies.
+    fn weight_grad_tiles<T: Real>(&self, tiles: &Tiles, x: &[T], grad: &[T]) -> Vec<T> {
+        let Conv { isa, samples, channels, groups, ref gather } = *self;
+        let [inner, rows] = self.group_channels();
+        let [ad, ah, aw] = &gather.0;
+        let (taps, positions, source) = (gather.taps(), gather.positions(), gather.source());
+        let (all, size) = (inner * taps, channels[1] * inner * taps);
+        let [_, tile_rows, pitch] = tiles.extents;
+        let each: usize = tiles.counts(gather).iter().product();
+        let (chunk, chunks) = chunks(samples * each, groups * inner, size);
+        let mut out = vec![T::default(); chunks * size];
+        let shared = Shared(out.as_mut_ptr());
+
+        (0..chunks * groups * inner).into_par_iter().for_each(|task| {
+            let (part, group, c) = (task / (groups * inner), task / inner % groups, task % inner);
+            with_scratch(tiles.elements(), rows * taps, |packed: &mut [T], sums: &mut [T]| {
+                sums.fill(T::default());
+                for index in part * chunk..((part + 1) * chunk).min(samples * each) {
+                    let (sample, outputs) = (index / each, tiles.outputs(gather, index % each));
+                    let from = (sample * channels[0] + group * inner + c) * source;
+                    tiles.pack(gather, &x[from..from + source], &outputs, packed);
+                    let first = (outputs[0].start * ah.count + outputs[1].start) * aw.count;
+                    let a = &grad[(sample * channels[1] + group * rows) * positions + first..];
+                    let dots = Dots {
+                        a: a.as_ptr(),
+                        lda: positions,
+                        rows,
+                        b: packed.as_ptr(),
+                        offsets: &tiles.offsets,
+                        len: aw.count,
+                        lines: outputs[1].len(),
+                        planes: outputs[0].len(),
+                        a_steps: [aw.count, ah.count * aw.count],
+                        b_steps: [ah.step * pitch, ad.step * tile_rows * pitch],
+                        c: sums.as_mut_ptr(),
+                        ldc: taps,
+                    };
+                    // SAFETY: a tile's input holds what its outputs read, `grad` a row for each; whole vectors cover a row;
+                    // `isa` comes from `Isa::available`.
+                    unsafe { T::dots(isa, &dots) };
+                }
+                for (i, sums) in sums.chunks_exact(taps).enumerate() {
+                    let at = part * size + (group * rows + i) * all + c * taps;
+                    // SAFETY: a task owns its channel of its part.
+                    unsafe { shared.part(at, taps) }.copy_from_slice(sums);
                 }
             });
         });
@@ -574,10 +869,13 @@ impl Conv {
                     let a = &grad[(sample * channels[1] + group * rows) * positions + p.start..];
                     let whole = p.len() / lanes * lanes;
                     debug_assert!(a.len() >= (rows - 1) * positions + p.len());
+                    let offsets: Vec<usize> = (0..taps).map(|tap| tap * width).collect();
                     let dots = |a: *const T, lda: usize, b: *const T, len: usize, sums: &mut [T]| {
-                        let c = sums.as_mut_ptr();
+                        let (c, offsets, steps) = (sums.as_mut_ptr(), &offsets[..], [0; 2]);
+                        let (lines, planes) = (1, 1);
+                        let dots = Dots { a, lda, rows, b, offsets, len, lines, planes, a_steps: steps, b_steps: steps, c, ldc: taps };
                         // SAFETY: the extents above; `isa` comes from `Isa::available`.
-                        unsafe { T::dots(isa, &Dots { a, lda, rows, b, ldb: width, columns: taps, len, c, ldc: taps }) }
+                        unsafe { T::dots(isa, &dots) }
                     };
                     dots(a.as_ptr(), positions, packed.as_ptr(), whole, sums);
                     if whole < width {
@@ -599,6 +897,20 @@ impl Conv {
         });
         sum_parts(out, size)
     }
+}
+
+/// The weight of the [`Conv::turned`] convolution: `[groups * depth, inner, taps]` becomes `[groups * inner, depth,
+/// taps]`, taps from the last to the first.
+fn turned_weight<T: Real>(weight: &[T], [inner, depth]: [usize; 2], taps: usize) -> Vec<T> {
+    let mut out = vec![T::default(); weight.len()];
+    out.par_chunks_mut((depth * taps).max(1)).enumerate().for_each(|(row, out)| {
+        let (group, c) = (row / inner, row % inner);
+        for (o, out) in out.chunks_exact_mut(taps).enumerate() {
+            let from = ((group * depth + o) * inner + c) * taps;
+            out.iter_mut().zip(weight[from..from + taps].iter().rev()).for_each(|(out, w)| *out = *w);
+        }
+    });
+    out
 }
 
 /// Cuts `blocks` of positions, where there are fewer than enough `tasks` without, into chunks whose results of

@@ -53,17 +53,20 @@ impl Isa {
     }
 }
 
-/// A product of a few rows with one packed panel: `c[i][j] (+)= sum over r of a[i][r] * b[r][j]`, for
+/// Vectors of a whole panel at most.
+pub(crate) const MAX_VECTORS: usize = 3;
+
+/// A product of a few rows with some columns of vectors: `c[i][j] (+)= sum over r of a[i][r] * b[j][offsets[r]]`, for
 /// `rows` x `vectors * lanes` entries of c.
-pub(crate) struct Panel<T> {
+pub(crate) struct Panel<'a, T> {
     /// Rows `lda` apart, the entries of a row `step` apart.
     pub(crate) a: *const T,
     pub(crate) lda: usize,
     pub(crate) step: usize,
     pub(crate) rows: usize,
-    /// `depth` rows of `vectors * lanes` values without gaps.
-    pub(crate) b: *const T,
-    pub(crate) depth: usize,
+    /// Where each vector starts; the r-th value of its column lies `offsets[r]` further.
+    pub(crate) b: [*const T; MAX_VECTORS],
+    pub(crate) offsets: &'a [usize],
     /// At least 1; at most what makes a whole panel, see [`Real::panel`].
     pub(crate) vectors: usize,
     /// Rows `ldc` apart.
@@ -73,18 +76,22 @@ pub(crate) struct Panel<T> {
     pub(crate) add: bool,
 }
 
-/// Products of rows with rows: `c[i][j] += sum over p of a[i][p] * b[j][p]`, for `rows` x `columns` entries of c.
-pub(crate) struct Dots<T> {
+/// Products of rows with rows: `c[i][j] += sum over p of a[i][p] * b[offsets[j] + p]`, for `rows` x `offsets.len()`
+/// entries of c. p runs over a box: `len` values in a row, in `lines`, in `planes`.
+pub(crate) struct Dots<'a, T> {
     /// Rows `lda` apart.
     pub(crate) a: *const T,
     pub(crate) lda: usize,
     pub(crate) rows: usize,
-    /// Rows `ldb` apart.
     pub(crate) b: *const T,
-    pub(crate) ldb: usize,
-    pub(crate) columns: usize,
-    /// Entries of each row; whole vectors.
+    pub(crate) offsets: &'a [usize],
+    /// Whole vectors.
     pub(crate) len: usize,
+    pub(crate) lines: usize,
+    pub(crate) planes: usize,
+    /// How far lines and planes lie apart in `a` and in `b`.
+    pub(crate) a_steps: [usize; 2],
+    pub(crate) b_steps: [usize; 2],
     /// Rows `ldc` apart.
     pub(crate) c: *mut T,
     pub(crate) ldc: usize,
@@ -115,13 +122,13 @@ pub(crate) trait Real: Element + Pod + Copy + Default + PartialOrd + Add<Output 
     ///
     /// # Safety
     /// `isa` must be available here, and the pointers must be valid for the extents given.
-    unsafe fn product(isa: Isa, panel: &Panel<Self>);
+    unsafe fn product(isa: Isa, panel: &Panel<'_, Self>);
 
     /// Computes `dots`.
     ///
     /// # Safety
     /// `isa` must be available here, and the pointers must be valid for the extents given.
-    unsafe fn dots(isa: Isa, dots: &Dots<Self>);
+    unsafe fn dots(isa: Isa, dots: &Dots<'_, Self>);
 
     /// `1 / n`.
     fn reciprocal(n: usize) -> Self;
@@ -220,14 +227,14 @@ mod x86 {
             /// # Safety
             /// As [`super::Real::product`].
             #[target_feature(enable = $features)]
-            pub(super) unsafe fn $run(p: &Panel<$t>) {
+            pub(super) unsafe fn $run(p: &Panel<'_, $t>) {
                 unsafe { panel::<$name>(p) }
             }
 
             /// # Safety
             /// As [`super::Real::dots`].
             #[target_feature(enable = $features)]
-            pub(super) unsafe fn $dots(p: &Dots<$t>) {
+            pub(super) unsafe fn $dots(p: &Dots<'_, $t>) {
                 unsafe { dots::<$name>(p) }
             }
         };
@@ -314,7 +321,7 @@ macro_rules! real {
                 }
             }
 
-            unsafe fn product(isa: Isa, p: &Panel<Self>) {
+            unsafe fn product(isa: Isa, p: &Panel<'_, Self>) {
                 // SAFETY: the caller's promise.
                 unsafe {
                     match isa {
@@ -327,7 +334,7 @@ macro_rules! real {
                 }
             }
 
-            unsafe fn dots(isa: Isa, p: &Dots<Self>) {
+            unsafe fn dots(isa: Isa, p: &Dots<'_, Self>) {
                 // SAFETY: the caller's promise.
                 unsafe {
                     match isa {
@@ -353,7 +360,7 @@ real!(f64, f64x8, f64x4, dots_f64x8, dots_f64x4, 8, 4, 2);
 /// # Safety
 /// As [`Real::product`].
 #[inline(always)]
-unsafe fn panel<V: Vector>(p: &Panel<V::T>) {
+unsafe fn panel<V: Vector>(p: &Panel<'_, V::T>) {
     // SAFETY: the caller's promise.
     unsafe {
         match p.vectors {
@@ -366,7 +373,7 @@ unsafe fn panel<V: Vector>(p: &Panel<V::T>) {
 
 /// Covers the rows with the tallest blocks that fit the registers.
 #[inline(always)]
-unsafe fn rows<V: Vector, const N: usize>(p: &Panel<V::T>) {
+unsafe fn rows<V: Vector, const N: usize>(p: &Panel<'_, V::T>) {
     let mut i = 0;
     // SAFETY: `i + M <= p.rows` for each block.
     unsafe {
@@ -398,17 +405,16 @@ unsafe fn rows<V: Vector, const N: usize>(p: &Panel<V::T>) {
 }
 
 #[inline(always)]
-unsafe fn block<V: Vector, const M: usize, const N: usize>(p: &Panel<V::T>, row: usize) {
+unsafe fn block<V: Vector, const M: usize, const N: usize>(p: &Panel<'_, V::T>, row: usize) {
     // SAFETY: `row + M <= p.rows`, and the caller promised the extents.
     unsafe {
         let mut a = p.a.add(row * p.lda);
         let c = p.c.add(row * p.ldc);
         let mut sums = [[V::zero(); N]; M];
-        let mut b = p.b;
-        for _ in 0..p.depth {
+        for offset in p.offsets {
             let mut x = [V::zero(); N];
             for (j, x) in x.iter_mut().enumerate() {
-                *x = V::load(b.add(j * V::LANES));
+                *x = V::load(p.b[j].add(*offset));
             }
             for (i, sums) in sums.iter_mut().enumerate() {
                 let w = V::splat(a.add(i * p.lda));
@@ -417,7 +423,6 @@ unsafe fn block<V: Vector, const M: usize, const N: usize>(p: &Panel<V::T>, row:
                 }
             }
             a = a.add(p.step);
-            b = b.add(N * V::LANES);
         }
         for (i, sums) in sums.iter().enumerate() {
             for (j, sum) in sums.iter().enumerate() {
@@ -432,15 +437,15 @@ unsafe fn block<V: Vector, const M: usize, const N: usize>(p: &Panel<V::T>, row:
 /// # Safety
 /// As [`Real::dots`].
 #[inline(always)]
-unsafe fn dots<V: Vector>(p: &Dots<V::T>) {
+unsafe fn dots<V: Vector>(p: &Dots<'_, V::T>) {
     let mut j = 0;
-    // SAFETY: `j + N <= p.columns` for each block.
+    // SAFETY: `j + N <= p.offsets.len()` for each block.
     unsafe {
-        while p.columns - j >= 3 {
+        while p.offsets.len() - j >= 3 {
             dot_rows::<V, 3>(p, j);
             j += 3;
         }
-        while p.columns - j >= 1 {
+        while p.offsets.len() - j >= 1 {
             dot_rows::<V, 1>(p, j);
             j += 1;
         }
@@ -448,7 +453,7 @@ unsafe fn dots<V: Vector>(p: &Dots<V::T>) {
 }
 
 #[inline(always)]
-unsafe fn dot_rows<V: Vector, const N: usize>(p: &Dots<V::T>, column: usize) {
+unsafe fn dot_rows<V: Vector, const N: usize>(p: &Dots<'_, V::T>, column: usize) {
     let mut i = 0;
     // SAFETY: `i + M <= p.rows` for each block.
     unsafe {
@@ -470,25 +475,29 @@ unsafe fn dot_rows<V: Vector, const N: usize>(p: &Dots<V::T>, column: usize) {
 }
 
 #[inline(always)]
-unsafe fn dot_block<V: Vector, const M: usize, const N: usize>(p: &Dots<V::T>, row: usize, column: usize) {
+unsafe fn dot_block<V: Vector, const M: usize, const N: usize>(p: &Dots<'_, V::T>, row: usize, column: usize) {
     // SAFETY: the block lies within the rows and columns, and the caller promised the extents.
     unsafe {
-        let mut a = p.a.add(row * p.lda);
-        let mut b = p.b.add(column * p.ldb);
+        let a = p.a.add(row * p.lda);
+        let b: [*const V::T; N] = std::array::from_fn(|j| p.b.add(p.offsets[column + j]));
         let mut sums = [[V::zero(); N]; M];
-        for _ in 0..p.len / V::LANES {
-            let mut x = [V::zero(); N];
-            for (j, x) in x.iter_mut().enumerate() {
-                *x = V::load(b.add(j * p.ldb));
-            }
-            for (i, sums) in sums.iter_mut().enumerate() {
-                let g = V::load(a.add(i * p.lda));
-                for j in 0..N {
-                    sums[j] = sums[j].mul_add(g, x[j]);
+        for plane in 0..p.planes {
+            for line in 0..p.lines {
+                let a = a.add(plane * p.a_steps[1] + line * p.a_steps[0]);
+                let from = plane * p.b_steps[1] + line * p.b_steps[0];
+                for v in (0..p.len).step_by(V::LANES) {
+                    let mut x = [V::zero(); N];
+                    for (j, x) in x.iter_mut().enumerate() {
+                        *x = V::load(b[j].add(from + v));
+                    }
+                    for (i, sums) in sums.iter_mut().enumerate() {
+                        let g = V::load(a.add(i * p.lda + v));
+                        for j in 0..N {
+                            sums[j] = sums[j].mul_add(g, x[j]);
+                        }
+                    }
                 }
             }
-            a = a.add(V::LANES);
-            b = b.add(V::LANES);
         }
         for (i, sums) in sums.iter().enumerate() {
             for (j, sum) in sums.iter().enumerate() {

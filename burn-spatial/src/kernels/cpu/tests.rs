@@ -169,6 +169,30 @@ fn blocks_deeper_than_a_tile_are_summed_up() {
     }
 }
 
+/// Rows wide enough for tiles, and enough of them for the gradient of x by the weight turned over.
+#[test]
+fn wide_volumes_equal_plain_loops() {
+    let axis = |input: usize, [kernel, stride, dilation]: [usize; 3], offset: isize| {
+        let reach = input as isize + 2 * offset - ((kernel - 1) * dilation) as isize;
+        WindowAxis { input, output: reach.unsigned_abs().div_ceil(stride), kernel, stride, dilation, offset }
+    };
+    let cases = [
+        Case { n: 1, cin: 3, cout: 7, groups: 1, window: [axis(9, [3, 1, 1], 1), axis(10, [3, 1, 1], 1), axis(32, [3, 1, 1], 1)] },
+        Case { n: 2, cin: 4, cout: 6, groups: 2, window: [axis(7, [3, 1, 2], 2), axis(11, [2, 1, 1], 1), axis(31, [5, 1, 1], 2)] },
+        Case { n: 1, cin: 5, cout: 2, groups: 1, window: [axis(13, [1, 1, 1], 0), axis(12, [1, 1, 1], 0), axis(16, [1, 1, 1], 0)] },
+        Case { n: 1, cin: 2, cout: 3, groups: 1, window: [axis(12, [3, 2, 1], 1), axis(11, [3, 3, 1], 0), axis(40, [3, 1, 1], 1)] },
+        Case { n: 1, cin: 2, cout: 9, groups: 1, window: [axis(20, [3, 1, 1], -1), axis(14, [3, 1, 1], 3), axis(26, [3, 1, 1], -1)] },
+        Case { n: 1, cin: 47, cout: 19, groups: 1, window: [axis(5, [3, 1, 1], 1), axis(4, [3, 1, 1], 1), axis(130, [3, 1, 1], 1)] },
+    ];
+    for (isa, _) in Isa::available() {
+        let mut rng = Rng(6);
+        for case in &cases {
+            check_conv::<f32>(isa, case, &mut rng, 2e-5);
+            check_conv::<f64>(isa, case, &mut rng, 1e-13);
+        }
+    }
+}
+
 #[test]
 fn results_do_not_depend_on_threads() {
     let mut rng = Rng(3);
