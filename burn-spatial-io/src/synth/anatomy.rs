@@ -54,6 +54,9 @@ impl AnatomyConfig {
         if !(4..=4096).contains(&self.size) {
             return bad("size", "from 4 to 4096 voxels", self.size.to_string());
         }
+        if self.count == 0 {
+            return bad("count", "at least 1", "0".into());
+        }
         for (field, value) in [("noise", self.noise), ("bias", self.bias)] {
             if !(0.0..=10.0).contains(&value) {
                 return bad(field, "from 0 to 10", value.to_string());

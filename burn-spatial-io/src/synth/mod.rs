@@ -146,6 +146,9 @@ impl SynthConfig {
         if !(2..=4096).contains(&self.grid) {
             return bad("grid", "from 2 to 4096 cells", self.grid.to_string());
         }
+        if self.count == 0 {
+            return bad("count", "at least 1", "0".into());
+        }
         if self.ppc == 0 || self.grid.saturating_mul(self.ppc) > 4096 {
             return bad("ppc", "at least 1, and at most 4096 particles a box side", self.ppc.to_string());
         }
