@@ -223,7 +223,7 @@ fn errors_name_what_is_wrong() {
     let message = with(&|args| args.out = folder.path().join("file/out"));
     assert!(message.contains("file/out"), "{message}");
     let data = folder.path().join("data");
-    let words = ["compare-ranks", "--data", text(&data), "--out", text(&data)];
+    let words = ["compare-ranks", "--data", text(&data), "--out", text(&data), "--local-ranks", "1"];
     let Command::CompareRanks(args) = parse(&words) else { unreachable!() };
     let message = ranks::start(&args.ranks, |rank| train::compare_ranks(rank, &args)).unwrap_err().to_string();
     assert!(message.contains("data: is a folder; give the name of a file"), "{message}");

@@ -114,13 +114,14 @@ fn a_training_is_replaced_or_continued_only_where_that_is_asked_for() {
 fn what_would_go_wrong_later_is_refused_at_once() {
     let folder = folder();
     let out = folder.path().join("run");
-    let refused = |more: &[&str]| {
-        let message = train(&train_args(folder.path(), "run", "1x2x1x1", more)).err().unwrap().to_string();
+    let refused_in = |into: &str, more: &[&str]| {
+        let message = train(&train_args(folder.path(), into, "1x2x1x1", more)).err().unwrap().to_string();
         assert!(!out.join(checkpoint::FILE_NAME).exists(), "{message}");
         message
     };
+    let refused = |more: &[&str]| refused_in("run", more);
     // Nobody can make a file there, the superuser included.
-    let message = refused(&["--out", "/proc"]);
+    let message = refused_in("/proc", &[]);
     assert!(message.contains("/proc: no file can be written there"), "{message}");
     assert!(refused(&["--stop-after", "0"]).contains("--stop-after must be at least 1"));
     assert!(refused(&["--lr", "-1"]).contains("--lr must be positive"));
