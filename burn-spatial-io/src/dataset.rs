@@ -195,7 +195,7 @@ pub fn list_files(folder: &Path, rank: usize) -> Result<Vec<PathBuf>, DataError>
     let at = || At::file(folder, rank);
     let entries = fs::read_dir(folder).and_then(|entries| entries.map(|e| e.map(|e| e.path())).collect::<Result<Vec<_>, _>>());
     let mut files = entries.map_err(|e| match e.kind() {
-        ErrorKind::NotFound => DataError::Missing { at: at() },
+        ErrorKind::NotFound => DataError::MissingFolder { at: at() },
         _ => DataError::Unreadable { at: at(), cause: e.to_string() },
     })?;
     files.retain(|path| path.extension().is_some_and(|end| end == "hdf5" || end == "h5"));
@@ -254,7 +254,7 @@ mod tests {
         }
         let names: Vec<_> = list_files(folder.path(), 0).unwrap().iter().map(|p| p.file_name().unwrap().to_owned()).collect();
         assert_eq!(names, ["a.hdf5", "b.h5", "c.hdf5"]);
-        assert!(matches!(list_files(&folder.path().join("x"), 0), Err(DataError::Missing { .. })));
+        assert!(matches!(list_files(&folder.path().join("x"), 0), Err(DataError::MissingFolder { .. })));
         assert_eq!(pick_files(folder.path(), &["c.hdf5", "b.h5"], 0).unwrap().len(), 2);
         let error = pick_files(folder.path(), &["c.hdf5", "x.h5"], 5).unwrap_err().to_string();
         assert!(error.contains("x.h5") && error.contains("rank 5"), "{error}");

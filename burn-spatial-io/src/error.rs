@@ -40,12 +40,34 @@ fn or_ignored(ignored: Option<i64>) -> String {
     ignored.map_or_else(String::new, |value| format!(" or {value}, which is ignored"))
 }
 
+/// What a file holds, for messages.
+fn members(found: &[String]) -> String {
+    if found.is_empty() { "is empty".into() } else { format!("has {}", found.join(", ")) }
+}
+
+/// What to do about another element type, where the taken ones are numbers.
+fn rewrite(expected: &str) -> &'static str {
+    if expected.contains("float32") { "; rewrite it as one of these, with NumPy by .astype('float32')" } else { "" }
+}
+
+/// What to do about chunks that HDF5 cannot decompress.
+fn unfilter(cause: &str) -> &'static str {
+    let filtered = ["filter", "pipeline", "inflate", "chunk"].iter().any(|word| cause.contains(word));
+    if filtered { "; rewrite it with gzip or without compression, or copy it again" } else { "" }
+}
+
 /// Why a sample cannot be read. Every message names the rank, the file and, where there is one, the dataset.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum DataError {
-    /// No such file or folder.
+    /// No such file.
     #[error("{at}: there is no such file; check the data folder, and that this node mounts it")]
     Missing {
+        /// Where.
+        at: Box<At>,
+    },
+    /// No such folder.
+    #[error("{at}: there is no such folder; check its name, and that this node mounts it")]
+    MissingFolder {
         /// Where.
         at: Box<At>,
     },
@@ -72,7 +94,7 @@ pub enum DataError {
         at: Box<At>,
     },
     /// The dataset is not in the file.
-    #[error("{at}: no such dataset; the file has {}", .found.join(", "))]
+    #[error("{at}: no such dataset; the file {}", members(.found))]
     NoDataset {
         /// Where.
         at: Box<At>,
@@ -80,7 +102,7 @@ pub enum DataError {
         found: Vec<String>,
     },
     /// The file has no labels.
-    #[error("{at}: the file has no labels under this name; it has {}", .found.join(", "))]
+    #[error("{at}: the file has no labels under this name; it {}", members(.found))]
     NoLabels {
         /// Where.
         at: Box<At>,
@@ -93,7 +115,7 @@ pub enum DataError {
         /// Where.
         at: Box<At>,
         /// Dimensions expected.
-        expected: usize,
+        expected: &'static str,
         /// The stored shape.
         shape: Vec<usize>,
     },
@@ -108,7 +130,7 @@ pub enum DataError {
         shape: Vec<usize>,
     },
     /// An element type this reader does not take. HDF5 would convert, and saturate without a word.
-    #[error("{at}: expected elements of type {expected}, found {found}")]
+    #[error("{at}: expected elements of type {expected}, found {found}{}", rewrite(.expected))]
     Type {
         /// Where.
         at: Box<At>,
@@ -130,7 +152,7 @@ pub enum DataError {
         volume: [usize; 3],
     },
     /// HDF5 could not read the elements: a damaged chunk, a filter that is not there, a failing disk.
-    #[error("{at}: reading failed: {cause}")]
+    #[error("{at}: reading failed: {cause}{}", unfilter(.cause))]
     Read {
         /// Where.
         at: Box<At>,

@@ -30,4 +30,4 @@ pub use plan::{BatchPart, DataGroup, EpochPlan, IdsError, check_ids};
 pub use segmentation::{SegmentationDataset, SegmentationOptions};
 pub use slab::Number;
 pub use volume::{ChannelAxis, Element, Hyperslab, Scratch, Transform, VolumeFile, VolumeShape};
-pub use write::{WriteError, write_volume};
+pub use write::{WriteError, whole_file, whole_file_as, write_volume};

@@ -39,6 +39,16 @@ impl SegmentationOptions {
     pub fn open(&self, path: &std::path::Path, rank: usize) -> Result<VolumeFile, DataError> {
         VolumeFile::open(path, &self.volume, ChannelAxis::Optional, rank)
     }
+
+    /// The shape of the volume of the file at `path`, after a look at all but the values of volume and classes.
+    ///
+    /// # Errors
+    /// As for [`VolumeFile::open`] and [`VolumeFile::check_classes`].
+    pub fn check(&self, path: &std::path::Path, rank: usize) -> Result<VolumeShape, DataError> {
+        let file = self.open(path, rank)?;
+        file.check_classes(&self.segmentation)?;
+        Ok(file.shape())
+    }
 }
 
 /// One rank's view of a set of files with a volume and the class of each voxel, both read as this rank's block alone:
@@ -61,7 +71,7 @@ impl SegmentationDataset {
     /// [`DataError`] when there is no file, or when the first cannot be read.
     pub fn new(files: Vec<PathBuf>, block: BlockSpec, rank: usize, options: SegmentationOptions) -> Result<Self, DataError> {
         let first = files.first().ok_or(DataError::EmptySet { rank })?;
-        let shape = options.open(first, rank)?.shape();
+        let shape = options.check(first, rank)?;
         Ok(SegmentationDataset { files, block, rank, options, shape, scratch: ScratchPool::default() })
     }
 

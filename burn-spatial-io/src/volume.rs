@@ -14,7 +14,7 @@
 //! reused buffer. Transposition and conversion are one pass over that block: HDF5's own conversion is several times
 //! slower, and saturates silently where types narrow.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -56,6 +56,13 @@ pub struct VolumeShape {
     pub channels: usize,
     /// Voxels along depth, height and width.
     pub extent: [usize; 3],
+}
+
+impl Display for VolumeShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let VolumeShape { channels, extent: [d, h, w] } = self;
+        write!(f, "{channels} channel{} of {d} x {h} x {w} voxels", if *channels == 1 { "" } else { "s" })
+    }
 }
 
 /// Which stored axis holds the channels.
@@ -142,7 +149,8 @@ impl VolumeFile {
         if channels == ChannelAxis::Optional && shape.len() == 3 {
             all.insert(0, 1);
         }
-        let extents: [usize; 4] = all.try_into().map_err(|shape| DataError::Dimensions { at: at(), expected: 4, shape })?;
+        let expected = if channels == ChannelAxis::Optional { "3 or 4" } else { "4" };
+        let extents: [usize; 4] = all.try_into().map_err(|shape| DataError::Dimensions { at: at(), expected, shape })?;
         if extents.contains(&0) {
             return Err(DataError::Shape { at: at(), expected: "a volume that is not empty".into(), shape });
         }
@@ -264,37 +272,52 @@ impl VolumeFile {
     /// when a voxel is neither of a class from 0 to `classes` - 1 nor `ignored`.
     pub fn classes(&self, name: &str, slab: Hyperslab, classes: usize, ignored: Option<i64>) -> Result<Vec<i32>, DataError> {
         let at = || At::dataset(&self.path, name, self.rank);
-        let read = |cause: String| DataError::Read { at: at(), cause };
+        let (data, read) = self.open_classes(name)?;
+        self.inside(slab)?;
+        let outcome = read(&Classes { data: &data, slab, call_bytes: self.call_bytes, classes, ignored });
+        let outcome = outcome.map_err(|cause| DataError::Read { at: at(), cause })?;
+        outcome.map_err(|(position, value)| DataError::Class { at: at(), classes, ignored, position, value })
+    }
+
+    /// Whether [`VolumeFile::classes`] can read the dataset `name`, but for the classes themselves: its shape and its type.
+    ///
+    /// # Errors
+    /// [`DataError`] as for [`VolumeFile::classes`].
+    pub fn check_classes(&self, name: &str) -> Result<(), DataError> {
+        self.open_classes(name).map(drop)
+    }
+
+    /// The dataset `name` of classes, and what reads its element type.
+    fn open_classes(&self, name: &str) -> Result<(hdf5::Dataset, ReadClasses), DataError> {
+        let at = || At::dataset(&self.path, name, self.rank);
         let data = open_dataset(&self.file, name)
-            .map_err(read)?
+            .map_err(|cause| DataError::Read { at: at(), cause })?
             .ok_or_else(|| DataError::NoLabels { at: at(), found: member_names(&self.file) })?;
         let volume = self.shape().extent;
         let shape = data.shape();
         if shape.len() != 3 {
-            return Err(DataError::Dimensions { at: at(), expected: 3, shape });
+            return Err(DataError::Dimensions { at: at(), expected: "3", shape });
         }
         if shape != volume {
             let expected = format!("the extent {volume:?} of the dataset '{}'", self.name);
             return Err(DataError::Shape { at: at(), expected, shape });
         }
-        self.inside(slab)?;
-        let reader = Classes { data: &data, slab, call_bytes: self.call_bytes, classes, ignored };
-        let outcome = match stored_type(&data) {
-            Ok(TypeDescriptor::Unsigned(IntSize::U1)) => reader.read(|v: u8| i64::from(v)),
-            Ok(TypeDescriptor::Unsigned(IntSize::U2)) => reader.read(|v: u16| i64::from(v)),
-            Ok(TypeDescriptor::Unsigned(IntSize::U4)) => reader.read(|v: u32| i64::from(v)),
+        let read: ReadClasses = match stored_type(&data) {
+            Ok(TypeDescriptor::Unsigned(IntSize::U1)) => |block| block.read(|v: u8| i64::from(v)),
+            Ok(TypeDescriptor::Unsigned(IntSize::U2)) => |block| block.read(|v: u16| i64::from(v)),
+            Ok(TypeDescriptor::Unsigned(IntSize::U4)) => |block| block.read(|v: u32| i64::from(v)),
             // What does not fit is no class.
-            Ok(TypeDescriptor::Unsigned(IntSize::U8)) => reader.read(|v: u64| i64::try_from(v).unwrap_or(i64::MAX)),
-            Ok(TypeDescriptor::Integer(IntSize::U1)) => reader.read(|v: i8| i64::from(v)),
-            Ok(TypeDescriptor::Integer(IntSize::U2)) => reader.read(|v: i16| i64::from(v)),
-            Ok(TypeDescriptor::Integer(IntSize::U4)) => reader.read(|v: i32| i64::from(v)),
-            Ok(TypeDescriptor::Integer(IntSize::U8)) => reader.read(|v: i64| v),
-            Ok(TypeDescriptor::Float(FloatSize::U4)) => reader.read(|v: f32| whole(f64::from(v))),
-            Ok(TypeDescriptor::Float(FloatSize::U8)) => reader.read(whole),
+            Ok(TypeDescriptor::Unsigned(IntSize::U8)) => |block| block.read(|v: u64| i64::try_from(v).unwrap_or(i64::MAX)),
+            Ok(TypeDescriptor::Integer(IntSize::U1)) => |block| block.read(|v: i8| i64::from(v)),
+            Ok(TypeDescriptor::Integer(IntSize::U2)) => |block| block.read(|v: i16| i64::from(v)),
+            Ok(TypeDescriptor::Integer(IntSize::U4)) => |block| block.read(|v: i32| i64::from(v)),
+            Ok(TypeDescriptor::Integer(IntSize::U8)) => |block| block.read(|v: i64| v),
+            Ok(TypeDescriptor::Float(FloatSize::U4)) => |block| block.read(|v: f32| whole(f64::from(v))),
+            Ok(TypeDescriptor::Float(FloatSize::U8)) => |block| block.read(whole),
             Ok(other) => return Err(wrong_type(at(), "integers, float32 or float64", other.to_string())),
             Err(found) => return Err(wrong_type(at(), "integers, float32 or float64", found)),
         };
-        outcome.map_err(read)?.map_err(|(position, value)| DataError::Class { at: at(), classes, ignored, position, value })
+        Ok((data, read))
     }
 
     /// The one-dimensional f32 or f64 dataset `name`, such as `physPar` or `redshifts`; `None` if there is none.
@@ -307,7 +330,7 @@ impl VolumeFile {
         let Some(data) = open_dataset(&self.file, name).map_err(read)? else { return Ok(None) };
         let shape = data.shape();
         if shape.len() != 1 {
-            return Err(DataError::Dimensions { at: at(), expected: 1, shape });
+            return Err(DataError::Dimensions { at: at(), expected: "1", shape });
         }
         match stored_type(&data) {
             Ok(TypeDescriptor::Float(FloatSize::U4)) => data.read_raw::<f32>().map(Some).map_err(|e| read(e.to_string())),
@@ -421,10 +444,14 @@ struct Classes<'a> {
     ignored: Option<i64>,
 }
 
+/// The classes; or the place in the volume and the value of the first that is none; or HDF5's words.
+type ClassesRead = Result<Result<Vec<i32>, ([usize; 3], String)>, String>;
+
+/// [`Classes::read`] for one element type.
+type ReadClasses = fn(&Classes<'_>) -> ClassesRead;
+
 impl Classes<'_> {
-    /// The classes; or the place in the volume and the value of the first that is none; or HDF5's words.
-    #[allow(clippy::type_complexity, reason = "one caller, which takes it apart at once")]
-    fn read<T: Number + Display>(&self, integer: impl Fn(T) -> i64) -> Result<Result<Vec<i32>, ([usize; 3], String)>, String> {
+    fn read<T: Number + Display>(&self, integer: impl Fn(T) -> i64) -> ClassesRead {
         let Hyperslab { start: [d, h, w], extent: [nd, nh, nw] } = self.slab;
         let mut stored = vec![T::default(); self.slab.voxels()];
         read_box(self.data, [0, d, h, w], [1, nd, nh, nw], self.call_bytes, &mut stored).map_err(|e| e.to_string())?;
@@ -511,8 +538,14 @@ fn open_dataset(file: &hdf5::File, name: &str) -> Result<Option<hdf5::Dataset>, 
     file.dataset(name).map(Some).map_err(|e| e.to_string())
 }
 
+/// The element type; in words where it is none that Rust has.
 fn stored_type(data: &hdf5::Dataset) -> Result<TypeDescriptor, String> {
-    data.dtype().and_then(|t| t.to_descriptor()).map_err(|e| e.to_string())
+    let element = data.dtype().map_err(|e| e.to_string())?;
+    element.to_descriptor().map_err(|e| match e.to_string() {
+        cause if cause.contains("float") => format!("float{}", 8 * element.size()),
+        cause if cause.contains("integer") => format!("integers of {} bits", 8 * element.size()),
+        _ => format!("a type of {} bytes that is no number", element.size()),
+    })
 }
 
 fn wrong_type(at: Box<At>, expected: &'static str, found: String) -> DataError {

@@ -1,6 +1,7 @@
 //! Volumes out of the blocks of all ranks into one HDF5 file.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use burn_spatial::comm::CommError;
@@ -68,7 +69,7 @@ pub fn write_volume<T: Number>(path: &Path, dataset: &str, extent: [usize; 3], b
         for rank in 0..mesh.grid().ranks() {
             turn(rank, &|| if first { put(&partial, dataset, own.start, own.extent, block).map_err(|e| e.to_string()) } else { Ok(()) })?;
         }
-        turn(0, &|| fs::rename(&partial, path).map_err(|e| e.to_string()))
+        turn(0, &|| publish(&partial, path).map_err(|e| e.to_string()))
     };
     let result = all();
     if result.is_err() && mesh.rank() == 0 {
@@ -79,20 +80,85 @@ pub fn write_volume<T: Number>(path: &Path, dataset: &str, extent: [usize; 3], b
 }
 
 /// Where a file is made before it is whole.
-pub(crate) fn beside(path: &Path) -> PathBuf {
+fn beside(path: &Path) -> PathBuf {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     partial.into()
 }
 
+/// Lets `write` write a file beside `path`, and renames it to that when it is whole and on the disk; what is left of one
+/// that failed is removed. `failed` makes the error of what the file system refuses.
+///
+/// # Errors
+/// That of `write`, or what `failed` makes.
+pub fn whole_file<E>(path: &Path, write: impl FnOnce(&Path) -> Result<(), E>, failed: impl FnOnce(io::Error) -> E) -> Result<(), E> {
+    whole_file_as(&beside(path), path, write, failed)
+}
+
+/// [`whole_file`], made as `partial`: for writers that look at the end of the name. In the folder of `path`.
+///
+/// # Errors
+/// As for [`whole_file`].
+pub fn whole_file_as<E>(
+    partial: &Path,
+    path: &Path,
+    write: impl FnOnce(&Path) -> Result<(), E>,
+    failed: impl FnOnce(io::Error) -> E,
+) -> Result<(), E> {
+    let result = write(partial).and_then(|()| publish(partial, path).map_err(failed));
+    if result.is_err() {
+        // The first error is the one to tell.
+        let _ = fs::remove_file(partial);
+    }
+    result
+}
+
+/// Renames a file that is complete. Some file systems tell only now that it does not fit.
+fn publish(partial: &Path, path: &Path) -> io::Result<()> {
+    fs::File::open(partial)?.sync_all()?;
+    fs::rename(partial, path)
+}
+
+/// Lets `write` write into `file`, and closes it; `write` returns its datasets. HDF5 writes small ones only when they are
+/// closed, where the handle's drop ignores a full disk: the flush, while they are open, does not.
+pub(crate) fn fill<T>(file: hdf5::File, write: impl FnOnce(&hdf5::File) -> hdf5::Result<T>) -> hdf5::Result<()> {
+    let datasets = write(&file)?;
+    file.flush()?;
+    drop(datasets);
+    file.close()
+}
+
 fn create<T: Number>(path: &Path, dataset: &str, [d, h, w]: [usize; 3]) -> hdf5::Result<()> {
     let file = hdf5::File::create(path)?;
-    file.new_dataset::<T>().shape((d, h, w)).create(dataset)?;
-    file.close()
+    fill(file, |file| file.new_dataset::<T>().shape((d, h, w)).create(dataset))
 }
 
 fn put<T: Number>(path: &Path, dataset: &str, start: [usize; 3], extent: [usize; 3], block: &[T]) -> hdf5::Result<()> {
     let file = hdf5::File::open_rw(path)?;
-    slab::write(&file.dataset(dataset)?, &start, &extent, block)?;
-    file.close()
+    fill(file, |file| {
+        let data = file.dataset(dataset)?;
+        slab::write(&data, &start, &extent, block)?;
+        Ok(data)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_whole_or_not_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let names = || fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+        let half = |partial: &Path| fs::write(partial, "half").and_then(|()| Err(io::Error::other("no space")));
+        assert_eq!(whole_file(&path, half, |e| e).unwrap_err().to_string(), "no space");
+        assert!(names().is_empty(), "{:?}", names());
+        whole_file(&path, |partial| fs::write(partial, "whole"), |e| e).unwrap();
+        assert!(whole_file(&path, half, |e| e).is_err());
+        assert_eq!((fs::read(&path).unwrap(), names()), (b"whole".to_vec(), vec!["a".into()]));
+        let other = folder.path().join("partial.a");
+        whole_file_as(&other, &path, |partial| fs::write(partial, "again"), |e| e).unwrap();
+        assert_eq!((fs::read(&path).unwrap(), names()), (b"again".to_vec(), vec!["a".into()]));
+    }
 }

@@ -98,14 +98,25 @@ fn what_is_wrong_is_named() {
         file.close().unwrap();
         message(&path)
     };
+    // All but the values shows before anything is read.
+    let unread = |path: &Path| SegmentationOptions::default().check(path, 3).unwrap_err().to_string();
     let text = with(&|_| ());
+    assert_eq!(text, unread(&path));
     assert!(text.contains("no labels under this name; it has volume"), "{text}");
     let text = with(&|file| drop(file.new_dataset::<u8>().shape((3, 4, 6)).create("segmentation").unwrap()));
     assert!(text.contains("expected the extent [3, 4, 5] of the dataset 'volume', found the shape [3, 4, 6]"), "{text}");
     let text = with(&|file| drop(file.new_dataset::<u8>().shape((60,)).create("segmentation").unwrap()));
     assert!(text.contains("expected 3 dimensions, found 1"), "{text}");
+    assert_eq!(text, unread(&path));
     let text = with(&|file| drop(file.new_dataset::<bool>().shape((3, 4, 5)).create("segmentation").unwrap()));
-    assert!(text.contains("expected elements of type integers, float32 or float64"), "{text}");
+    assert!(text.contains("expected elements of type integers, float32 or float64, found bool; rewrite it"), "{text}");
+    assert_eq!(text, unread(&path));
+    let file = hdf5::File::create(&path).unwrap();
+    file.new_dataset::<i16>().shape((4, 5)).create("volume").unwrap();
+    file.close().unwrap();
+    assert!(message(&path).contains("dataset 'volume': expected 3 or 4 dimensions, found 2 [4, 5]"));
+    hdf5::File::create(&path).unwrap().close().unwrap();
+    assert!(message(&path).contains("no such dataset; the file is empty"));
 
     let other = folder.path().join("other.h5");
     labelled(&path, SHAPE, &[0u8; 60]);

@@ -240,7 +240,9 @@ fn datasets_of_the_wrong_kind() {
     assert!(message(&path("nothing.hdf5")).contains("[0, 2, 2, 4]"));
 
     write(&path("f64.hdf5"), [1, 1, 1, 2], &[1.0f64, 2.0], &labels);
-    assert!(message(&path("f64.hdf5")).contains("expected elements of type int16 or float32, found float64"));
+    assert!(message(&path("f64.hdf5")).contains(
+        "expected elements of type int16 or float32, found float64; rewrite it as one of these, with NumPy by .astype('float32')"
+    ));
     write(&path("u16.hdf5"), [1, 1, 1, 2], &[1u16, 2], &labels);
     assert!(message(&path("u16.hdf5")).contains("found uint16"));
 }
@@ -313,7 +315,8 @@ fn damaged_insides() {
     let mut bytes = fs::read(&path).unwrap();
     bytes[damage].fill(0);
     fs::write(&path, &bytes).unwrap();
-    assert!(message(&path).contains("dataset 'full': reading failed"));
+    let text = message(&path);
+    assert!(text.contains("dataset 'full': reading failed") && text.contains("; rewrite it with gzip"), "{text}");
     // The other chunks are whole.
     let file = open(&path);
     assert_eq!(file.read_raw::<i16>(Hyperslab { start: [15; 3], extent: [1; 3] }).unwrap(), values[values.len() - 4..]);

@@ -118,7 +118,16 @@ fn a_checkpoint_goes_on_on_another_grid_and_a_damaged_one_gives_way_to_the_last(
     let mut other = args("1x1x1x1", &["--resume"]);
     other.model.seed = 2;
     let message = train(&other).err().unwrap().to_string();
-    assert!(message.contains("--seed 1") && message.contains("--seed 2"), "{message}");
+    assert!(message.contains("--seed was 1, is 2"), "{message}");
+
+    // That of another program, with a right checksum.
+    let header = good.iter().position(|b| *b == b'\n').unwrap();
+    let text = std::str::from_utf8(&good[..header]).unwrap().replace("\"cosmoflow\"", "\"unet3d\"");
+    let mut foreign = [text.as_bytes(), &good[header..good.len() - 4]].concat();
+    foreign.extend(crc32fast::hash(&foreign).to_le_bytes());
+    fs::write(&file, &foreign).unwrap();
+    let message = train(&args("1x1x1x1", &["--resume"])).err().unwrap().to_string();
+    assert!(message.contains("it is a checkpoint of unet3d, not of cosmoflow"), "{message}");
 }
 
 #[test]
@@ -205,7 +214,7 @@ fn errors_name_what_is_wrong() {
     let message = with(&|args| args.ranks.grid = burn_spatial::Grid([1, 2, 2, 1]));
     assert!(message.contains("grid 1x2x2x1 needs 1 x 2 x 2 x 1 = 4 ranks, but 2 were started"), "{message}");
     let message = with(&|args| args.data = folder.path().join("elsewhere"));
-    assert!(message.contains("elsewhere"), "{message}");
+    assert!(message.contains("elsewhere: there is no such folder"), "{message}");
     let message = with(&|args| args.test.test_fraction = 0.0);
     assert!(message.contains("--test-fraction"), "{message}");
     let message = with(&|args| args.model.scale = 3);
@@ -213,6 +222,11 @@ fn errors_name_what_is_wrong() {
     fs::write(folder.path().join("file"), "").unwrap();
     let message = with(&|args| args.out = folder.path().join("file/out"));
     assert!(message.contains("file/out"), "{message}");
+    let data = folder.path().join("data");
+    let words = ["compare-ranks", "--data", text(&data), "--out", text(&data), "--local-ranks", "1"];
+    let Command::CompareRanks(args) = parse(&words) else { unreachable!() };
+    let message = ranks::start(&args.ranks, |rank| train::compare_ranks(rank, &args)).unwrap_err().to_string();
+    assert!(message.contains("data: is a folder; give the name of a file"), "{message}");
     // One file is damaged: the rank that reads it first says so, and all end.
     let victim = fs::read_dir(folder.path().join("data")).unwrap().next().unwrap().unwrap().path();
     fs::write(&victim, b"no hdf5").unwrap();

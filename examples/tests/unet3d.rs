@@ -83,7 +83,75 @@ fn two_epochs_and_two_are_four_on_another_grid_too() {
     let mut wider = train_args(folder.path(), "parts", "1x1x1x1", &["--resume"]);
     wider.model.width = 2;
     let message = train(&wider).err().unwrap().to_string();
-    assert!(message.contains("width: 4") && message.contains("width: 2"), "{message}");
+    assert!(message.contains("made otherwise: width was 4, is 2; give the same, or another --out"), "{message}");
+}
+
+#[test]
+fn a_training_is_replaced_or_continued_only_where_that_is_asked_for() {
+    let folder = folder();
+    let again = |more: &[&str]| train(&train_args(folder.path(), "run", "1x2x1x1", &[&["--stop-after", "1"], more].concat()));
+    let file = folder.path().join("run").join(checkpoint::FILE_NAME);
+    again(&[]).unwrap();
+    let saved = fs::read(&file).unwrap();
+    let message = again(&[]).err().unwrap().to_string();
+    assert!(message.contains("run: holds a training: --resume goes on with it, --overwrite replaces it"), "{message}");
+    assert_eq!(fs::read(&file).unwrap(), saved);
+    again(&["--overwrite", "--lr", "1e-2"]).unwrap();
+    assert_ne!(fs::read(&file).unwrap(), saved);
+    assert!(!checkpoint::previous(&file).exists(), "what is left is of one training");
+
+    fs::rename(folder.path().join("data"), folder.path().join("moved")).unwrap();
+    fs::create_dir(folder.path().join("data")).unwrap();
+    for entry in fs::read_dir(folder.path().join("moved")).unwrap().map(Result::unwrap) {
+        let name = entry.file_name().into_string().unwrap().replace("anatomy", "other");
+        fs::rename(entry.path(), folder.path().join("data").join(name)).unwrap();
+    }
+    let message = again(&["--resume", "--lr", "1e-2"]).err().unwrap().to_string();
+    assert!(message.contains("made otherwise: the training files are others;"), "{message}");
+}
+
+#[test]
+fn what_would_go_wrong_later_is_refused_at_once() {
+    let folder = folder();
+    let out = folder.path().join("run");
+    let refused_in = |into: &str, more: &[&str]| {
+        let message = train(&train_args(folder.path(), into, "1x2x1x1", more)).err().unwrap().to_string();
+        assert!(!out.join(checkpoint::FILE_NAME).exists(), "{message}");
+        message
+    };
+    let refused = |more: &[&str]| refused_in("run", more);
+    // Nobody can make a file there, the superuser included.
+    let message = refused_in("/proc", &[]);
+    assert!(message.contains("/proc: no file can be written there"), "{message}");
+    assert!(refused(&["--stop-after", "0"]).contains("--stop-after must be at least 1"));
+    assert!(refused(&["--lr", "-1"]).contains("--lr must be positive"));
+
+    let held_out = folder.path().join("held-out");
+    make(&held_out, "2", "12");
+    let bad = fs::read_dir(&held_out).unwrap().next().unwrap().unwrap().path();
+    let file = hdf5_metno::File::create(&bad).unwrap();
+    file.new_dataset::<i16>().shape((12, 12, 12)).create("volume").unwrap();
+    file.close().unwrap();
+    let message = refused(&["--test-data", text(&held_out)]);
+    assert!(message.contains(text(&bad)) && message.contains("no labels under this name; it has volume"), "{message}");
+    make(&folder.path().join("data"), "1", "13");
+    let message = refused(&[]);
+    assert!(message.contains("1 channel of 12 x 12 x 12 voxels, but the first file, "), "{message}");
+    assert!(message.contains("has 1 channel of 13 x 13 x 13 voxels: crop or resample it"), "{message}");
+
+    let program = |words: &[&str], processes: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_unet3d"));
+        let output = command.args(words).env("OMPI_COMM_WORLD_SIZE", processes).output().unwrap();
+        assert_eq!(output.status.success(), processes == "1");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let synth = ["synth", "--out", text(&out), "--count", "1", "--size", "4"];
+    assert!(program(&synth, "2").contains("2 processes were started, but synth is the work of one"));
+    program(&synth, "1");
+    let message = program(&["predict", "--input", "a", "--checkpoint", "b", "--out", text(&out), "--local-ranks", "4"], "4");
+    assert!(message.contains("leave out --local-ranks, or start one process"), "{message}");
+    let Command::Synth(args) = parse(&["synth", "--out", text(&out), "--count", "0"]) else { unreachable!() };
+    assert!(synth::run(&args).unwrap_err().to_string().contains("count must be at least 1"));
 }
 
 #[test]

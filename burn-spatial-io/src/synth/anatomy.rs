@@ -9,11 +9,10 @@ use std::f64::consts::TAU;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use hdf5_metno as hdf5;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-use super::{SynthError, each, whole_file};
+use super::{SynthError, each, write_file};
 use crate::random;
 
 /// Waves of a smooth field.
@@ -54,6 +53,9 @@ impl AnatomyConfig {
         let bad = |field, expected, got: String| Err(SynthError::Config { field, expected, got });
         if !(4..=4096).contains(&self.size) {
             return bad("size", "from 4 to 4096 voxels", self.size.to_string());
+        }
+        if self.count == 0 {
+            return bad("count", "at least 1", "0".into());
         }
         for (field, value) in [("noise", self.noise), ("bias", self.bias)] {
             if !(0.0..=10.0).contains(&value) {
@@ -162,11 +164,12 @@ impl Anatomy {
     /// [`SynthError`] when the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), SynthError> {
         let n = self.size;
-        whole_file(path, |path| {
-            let file = hdf5::File::create(path)?;
-            file.new_dataset::<i16>().shape((1, n, n, n)).create("volume")?.write_raw(&self.volume)?;
-            file.new_dataset::<u8>().shape((n, n, n)).create("segmentation")?.write_raw(&self.segmentation)?;
-            file.close()
+        write_file(path, |file| {
+            let volume = file.new_dataset::<i16>().shape((1, n, n, n)).create("volume")?;
+            volume.write_raw(&self.volume)?;
+            let segmentation = file.new_dataset::<u8>().shape((n, n, n)).create("segmentation")?;
+            segmentation.write_raw(&self.segmentation)?;
+            Ok(vec![volume, segmentation])
         })
     }
 }

@@ -23,7 +23,7 @@ pub use anatomy::{Anatomy, AnatomyConfig, anatomy, generate_anatomies};
 pub use cosmology::{Cosmology, OMEGA_B};
 
 use crate::random;
-use crate::write::beside;
+use crate::write::{fill, whole_file};
 use field::Cube;
 
 /// Redshift of each channel.
@@ -146,6 +146,9 @@ impl SynthConfig {
         if !(2..=4096).contains(&self.grid) {
             return bad("grid", "from 2 to 4096 cells", self.grid.to_string());
         }
+        if self.count == 0 {
+            return bad("count", "at least 1", "0".into());
+        }
         if self.ppc == 0 || self.grid.saturating_mul(self.ppc) > 4096 {
             return bad("ppc", "at least 1, and at most 4096 particles a box side", self.ppc.to_string());
         }
@@ -186,23 +189,25 @@ pub struct Universe {
 impl Universe {
     /// Writes the universe to `path` with the public layout, beside it first: a file of that name is whole.
     pub fn write(&self, path: &Path) -> Result<(), SynthError> {
-        whole_file(path, |path| self.write_hdf5(path))
+        write_file(path, |file| self.write_hdf5(file))
     }
 
-    fn write_hdf5(&self, path: &Path) -> hdf5::Result<()> {
-        let file = hdf5::File::create(path)?;
+    fn write_hdf5(&self, file: &hdf5::File) -> hdf5::Result<Vec<hdf5::Dataset>> {
         file.new_attr::<FixedAscii<8>>().create("dataset_tag")?.write_scalar(&ascii::<8>("4parE"))?;
         file.new_attr::<i64>().create("seed9")?.write_scalar(&(self.seed as i64))?;
         let tag: FixedAscii<48> = ascii(&format!("synth_s{}-{}", self.seed, self.index));
         file.new_attr::<FixedAscii<48>>().create("universe_tag")?.write_scalar(&tag)?;
         let n = self.grid;
-        file.new_dataset::<i16>().shape((n, n, n, 4)).create("full")?.write_raw(&self.counts)?;
-        file.new_dataset_builder().with_data(&self.unit).create("unitPar")?;
-        file.new_dataset_builder().with_data(&self.physical).create("physPar")?;
+        let full = file.new_dataset::<i16>().shape((n, n, n, 4)).create("full")?;
+        full.write_raw(&self.counts)?;
         let names = Parameter::ALL.map(|parameter| ascii::<8>(parameter.name()));
-        file.new_dataset_builder().with_data(&names).create("namePar")?;
-        file.new_dataset_builder().with_data(&REDSHIFTS.map(|z| z as f32)).create("redshifts")?;
-        file.close()
+        Ok(vec![
+            full,
+            file.new_dataset_builder().with_data(&self.unit).create("unitPar")?,
+            file.new_dataset_builder().with_data(&self.physical).create("physPar")?,
+            file.new_dataset_builder().with_data(&names).create("namePar")?,
+            file.new_dataset_builder().with_data(&REDSHIFTS.map(|z| z as f32)).create("redshifts")?,
+        ])
     }
 }
 
@@ -306,15 +311,11 @@ fn each(
     Ok(paths)
 }
 
-/// Lets `write` write a file beside `path`, and renames it to that when it is whole.
-fn whole_file(path: &Path, write: impl FnOnce(&Path) -> hdf5::Result<()>) -> Result<(), SynthError> {
-    let partial = beside(path);
-    if let Err(cause) = write(&partial) {
-        // The first error is the one to tell.
-        let _ = fs::remove_file(&partial);
-        return Err(SynthError::Hdf5 { path: path.to_owned(), cause });
-    }
-    fs::rename(&partial, path).map_err(|cause| SynthError::Io { path: path.to_owned(), cause })
+/// Writes the HDF5 file `path` with the datasets that `write` makes, beside it first.
+fn write_file(path: &Path, write: impl FnOnce(&hdf5::File) -> hdf5::Result<Vec<hdf5::Dataset>>) -> Result<(), SynthError> {
+    let make = |partial: &Path| hdf5::File::create(partial).and_then(|file| fill(file, write));
+    let hdf5 = |cause| SynthError::Hdf5 { path: path.to_owned(), cause };
+    whole_file(path, |partial| make(partial).map_err(hdf5), |cause| SynthError::Io { path: path.to_owned(), cause })
 }
 
 #[cfg(test)]

@@ -21,14 +21,16 @@ With --grid 2x2x2x1 eight ranks hold
     t  | 2 | 3 |        t  | 6 | 7 |
     h  +---+---+        h  +---+---+
 
-Results do not depend on the grid, up to rounding. Start as many ranks as the grid has:
-mpirun -n 8 PROGRAM ..., or --local-ranks 8.";
+Results do not depend on the grid, up to rounding.";
+
+/// How to start the ranks of a grid, for `--help`.
+const START_HELP: &str = "Start as many ranks as the grid has:\nmpirun -n 8 PROGRAM ..., or --local-ranks 8.";
 
 /// Where the program runs.
 #[derive(Args, Clone, Debug)]
 pub struct RankArgs {
     /// Ranks along data, depth, height and width, as in 2x2x2x1 (--help shows a picture)
-    #[arg(long, default_value = "1x1x1x1", long_help = GRID_HELP)]
+    #[arg(long, default_value = "1x1x1x1", long_help = format!("{GRID_HELP} {START_HELP}"))]
     pub grid: Grid,
     /// Run this many ranks as threads of this process, without mpirun
     #[arg(long, value_name = "P")]
@@ -47,6 +49,9 @@ pub struct RunArgs {
     /// Continue from the checkpoint in --out, if there is one
     #[arg(long)]
     pub resume: bool,
+    /// Replace the training that is in --out
+    #[arg(long, conflicts_with = "resume")]
+    pub overwrite: bool,
     /// No progress bar: for jobs whose output mpirun writes to a file, which to the ranks looks like a terminal
     #[arg(long)]
     pub no_progress: bool,
@@ -80,6 +85,6 @@ pub struct TestArgs {
     #[arg(long, value_name = "DIR")]
     pub test_data: Option<PathBuf>,
     /// Without --test-data: share of --data that is held out
-    #[arg(long, default_value_t = 0.2, value_name = "SHARE")]
+    #[arg(long, default_value_t = 0.2, value_name = "SHARE", allow_negative_numbers = true)]
     pub test_fraction: f64,
 }

@@ -1,16 +1,17 @@
 //! One training step, written down: to compare grids.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use burn::tensor::backend::Backend as _;
-use burn_spatial_io::check_ids;
+use burn_spatial_io::{check_ids, whole_file};
 use burn_spatial_models::weights::{self, Named};
 
-use super::checkpoint::State;
+use super::checkpoint::{Schedule, State};
 use super::cli::StepArgs;
-use super::data::Scaling;
+use super::data::{Scaling, make_folder_of};
 use super::ranks::{Rank, on_all, on_first};
 use super::training::Task;
 use super::{Backend, Error};
@@ -22,13 +23,17 @@ use super::{Backend, Error};
 /// # Errors
 /// When data cannot be read, the file not written, or the other file holds another step.
 pub fn step<T: Task>(rank: &Rank, task: &T, (setup, scaling): (T::Setup, Scaling), seed: u64, args: &StepArgs) -> Result<(), Error> {
+    make_folder_of(rank, &args.out)?;
+    if let Some(other) = &args.against {
+        on_first(rank.world(), || std::fs::File::open(other).map(drop).map_err(Error::io(other)))?;
+    }
     Backend::seed(&rank.device, seed);
     let mut model = on_all(rank.world(), T::model(&setup, &rank.device))?;
     if args.float64 {
         let named = weights::collect(&model).into_iter().map(|(name, data)| (name, data.convert_dtype(DType::F64)));
         model = weights::load(model, &named.collect())?;
     }
-    let state = State::new(setup, scaling, String::new());
+    let state = State::new::<T>(setup, scaling, Schedule::new(), 0);
     let mut step = Named::new();
     if let Some(batch) = task.batches(&state).next() {
         let batch = batch?;
@@ -41,7 +46,8 @@ pub fn step<T: Task>(rank: &Rank, task: &T, (setup, scaling): (T::Setup, Scaling
         step.extend(statistics.map(|(name, data)| (format!("statistic/{name}"), data)));
         step.insert("loss".into(), loss.into_data());
     }
-    on_first(rank.world(), || weights::write_safetensors(&args.out, &step).map_err(Error::from))?;
+    let write = |partial: &Path| weights::write_safetensors(partial, &step).map_err(Error::from);
+    on_first(rank.world(), || whole_file(&args.out, write, Error::io(&args.out)))?;
     if let Some(other) = &args.against {
         let largest = on_first(rank.world(), || {
             let differences = differences(&step, &weights::read_safetensors(other, "")?)?;
@@ -51,6 +57,8 @@ pub fn step<T: Task>(rank: &Rank, task: &T, (setup, scaling): (T::Setup, Scaling
         if rank.is_first() {
             println!("largest relative difference {:.3e}, in {}", largest.1, largest.0);
         }
+    } else if rank.is_first() {
+        println!("loss, gradients and running statistics of one step in {}; --against compares another grid", args.out.display());
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use burn_spatial::layout::{Axis, balanced_offsets};
 use burn_spatial::mesh::MeshAxis;
 use burn_spatial::place::{self, SpatialBackend};
 use burn_spatial::{Grid, Layout};
-use burn_spatial_io::{BlockSpec, DataError, Place, Scratch, Transform, VolumeFile};
+use burn_spatial_io::{BlockSpec, DataError, Place, Scratch, Transform, VolumeFile, VolumeShape};
 use serde::{Deserialize, Serialize};
 
 use super::Error;
@@ -111,10 +111,62 @@ impl OnGrid {
     }
 }
 
-/// Makes `folder` and its parents. Collective: rank 0 does it.
+/// Makes `folder` and its parents, and sees that files can be written there: before the work, not after it. Collective:
+/// rank 0 does it.
 ///
 /// # Errors
 /// [`Error::Io`].
 pub fn make_folder(rank: &Rank, folder: &Path) -> Result<(), Error> {
-    on_first(rank.world(), || std::fs::create_dir_all(folder).map_err(Error::io(folder)))
+    on_first(rank.world(), || {
+        std::fs::create_dir_all(folder).map_err(Error::io(folder))?;
+        let probe = folder.join(format!(".write-probe-{}", std::process::id()));
+        let written = std::fs::write(&probe, "probe");
+        let removed = std::fs::remove_file(&probe);
+        written.and(removed).map_err(|cause| Error::Unwritable { folder: folder.to_owned(), cause })
+    })
+}
+
+/// [`make_folder`] of the folder that the file `path` is to be in. Collective.
+///
+/// # Errors
+/// [`Error::Io`], and [`Error::Usage`] when there is a folder of that name.
+pub fn make_folder_of(rank: &Rank, path: &Path) -> Result<(), Error> {
+    on_first(rank.world(), || match path.is_dir() {
+        true => Err(Error::Usage(format!("{}: is a folder; give the name of a file", path.display()))),
+        false => Ok(()),
+    })?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    make_folder(rank, folder.unwrap_or(Path::new(".")))
+}
+
+/// A file of another shape than the first of its set.
+pub fn differs(path: &Path, shape: VolumeShape, first: &Path, expected: VolumeShape) -> Error {
+    let (path, first) = (path.display(), first.display());
+    Error::Usage(format!("{path}: {shape}, but the first file, {first}, has {expected}: crop or resample it, or move it out of the folder"))
+}
+
+/// A fingerprint of a set of files: of their names, wherever the folder is and whatever the order.
+pub fn fingerprint(files: &[PathBuf]) -> u32 {
+    let mut names: Vec<_> = files.iter().filter_map(|path| path.file_name()).collect();
+    names.sort();
+    let mut sum = crc32fast::Hasher::new();
+    for name in names {
+        sum.update(name.as_encoded_bytes());
+        // No name has it: two names are not one longer one.
+        sum.update(b"/");
+    }
+    sum.finalize()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_alone_make_the_fingerprint() {
+        let of = |names: &[&str]| fingerprint(&names.iter().map(PathBuf::from).collect::<Vec<_>>());
+        assert_eq!(of(&["a/x.h5", "a/y.h5"]), of(&["b/y.h5", "b/x.h5"]));
+        assert_ne!(of(&["x.h5", "y.h5"]), of(&["x.h5", "z.h5"]));
+        assert_ne!(of(&["x", "yz"]), of(&["xy", "z"]));
+    }
 }

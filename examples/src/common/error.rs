@@ -51,6 +51,14 @@ pub enum Error {
         /// The system's words.
         cause: std::io::Error,
     },
+    /// Results could not be written.
+    #[error("{}: no file can be written there: {cause}", folder.display())]
+    Unwritable {
+        /// The folder.
+        folder: PathBuf,
+        /// The system's words.
+        cause: std::io::Error,
+    },
     /// A picture could not be drawn.
     #[error("{}: the plot could not be written: {cause}", path.display())]
     Plot {

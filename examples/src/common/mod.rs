@@ -37,7 +37,8 @@ pub fn main(timeline: Option<&Path>, program: impl FnOnce() -> Result<(), Error>
     match trace::start(timeline).and_then(run) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            // HDF5's words have line breaks.
+            eprintln!("error: {}", error.to_string().split('\n').map(str::trim).collect::<Vec<_>>().join(" "));
             ExitCode::FAILURE
         }
     }

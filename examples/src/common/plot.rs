@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::path::Path;
 use std::sync::Once;
 
+use burn_spatial_io::whole_file_as;
 use plotters::prelude::*;
 use plotters::style::register_font;
 
@@ -23,6 +24,15 @@ pub fn at<E: Display>(path: &Path) -> impl Fn(E) -> Error {
     move |cause| Error::Plot { path: path.to_owned(), cause: cause.to_string() }
 }
 
+/// Lets `draw` draw the picture `path`, beside it first.
+///
+/// # Errors
+/// Those of `draw`, and [`Error::Io`].
+pub fn whole(path: &Path, draw: impl FnOnce(&Path) -> Result<(), Error>) -> Result<(), Error> {
+    // The end of the name says the format.
+    whole_file_as(&path.with_extension("partial.png"), path, draw, Error::io(path))
+}
+
 /// A number on an axis, short.
 fn label(value: f64) -> String {
     if value < 1e-3 {
@@ -36,6 +46,11 @@ fn label(value: f64) -> String {
 /// # Errors
 /// [`Error::Plot`].
 pub fn losses(path: &Path, losses: &[f32], steps_per_epoch: usize, what: &str) -> Result<(), Error> {
+    whole(path, |partial| draw_losses(path, partial, losses, steps_per_epoch, what))
+}
+
+/// Draws the losses as the file `partial`; errors name `path`.
+fn draw_losses(path: &Path, partial: &Path, losses: &[f32], steps_per_epoch: usize, what: &str) -> Result<(), Error> {
     fonts();
     let per_epoch = steps_per_epoch.max(1);
     // A logarithm needs positive values.
@@ -48,7 +63,7 @@ pub fn losses(path: &Path, losses: &[f32], steps_per_epoch: usize, what: &str) -
     // Labels are at powers of the base: a narrow range needs closer ones.
     let base = if high / low.min(high) < 30.0 { 2.0 } else { 10.0 };
 
-    let root = BitMapBackend::new(path, (900, 600)).into_drawing_area();
+    let root = BitMapBackend::new(partial, (900, 600)).into_drawing_area();
     root.fill(&WHITE).map_err(at(path))?;
     let mut chart = ChartBuilder::on(&root)
         .caption("Training loss", ("sans-serif", 26))
@@ -91,5 +106,6 @@ mod tests {
             losses(&path, values, 3, "loss").unwrap();
             assert!(std::fs::read(&path).is_ok_and(|bytes| bytes.starts_with(b"\x89PNG") && bytes.len() > 4000), "{values:?}");
         }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3, "nothing is left beside them");
     }
 }

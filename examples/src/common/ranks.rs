@@ -53,6 +53,12 @@ pub fn start<T: Send>(args: &RankArgs, program: impl Fn(Rank) -> Result<T, Error
     };
     match args.local_ranks {
         Some(count) => {
+            if let Some(processes) = started_together() {
+                return Err(Error::Usage(format!(
+                    "{processes} processes were started, and each would run {count} ranks of its own for --local-ranks {count}: \
+                     leave out --local-ranks, or start one process"
+                )));
+            }
             let mut results = launch::threads(count.get(), run)?;
             Ok(results.swap_remove(0))
         }
@@ -69,6 +75,21 @@ fn from_launcher<T: Send>(run: impl Fn(Comm) -> Result<T, Error> + Sync) -> Resu
 fn from_launcher<T: Send>(run: impl Fn(Comm) -> Result<T, Error> + Sync) -> Result<T, Error> {
     let mut results = launch::threads(1, run)?;
     Ok(results.swap_remove(0))
+}
+
+/// The processes that a launcher has started with this one, where it is not alone.
+fn started_together() -> Option<usize> {
+    let count = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().find_map(|name| std::env::var(name).ok()?.parse().ok());
+    count.filter(|count| *count > 1)
+}
+
+/// Refuses to run `command`, which has no ranks, in several processes.
+///
+/// # Errors
+/// [`Error::Usage`].
+pub fn alone(command: &str) -> Result<(), Error> {
+    let told = |processes| Error::Usage(format!("{processes} processes were started, but {command} is the work of one: leave out mpirun"));
+    started_together().map_or(Ok(()), |processes| Err(told(processes)))
 }
 
 /// Gives each of the `processes` of a job on one machine its share of the cores; `RAYON_NUM_THREADS` overrides.

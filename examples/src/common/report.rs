@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use burn_spatial::stats::Snapshot;
+use burn_spatial_io::whole_file;
 use serde::Serialize;
 
 use super::Error;
@@ -74,6 +75,6 @@ pub fn write(rank: &Rank, folder: &Path, results: &impl Serialize, losses: &[f32
         };
         let text = serde_json::to_vec_pretty(&metrics).map_err(|e| Error::First(e.to_string()))?;
         let path = folder.join("metrics.json");
-        std::fs::write(&path, text).map_err(Error::io(&path))
+        whole_file(&path, |partial| std::fs::write(partial, &text).map_err(Error::io(partial)), Error::io(&path))
     })
 }

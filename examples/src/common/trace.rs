@@ -1,6 +1,7 @@
 //! Warnings on stderr, and the timeline that `--trace` asks for.
 
 use std::fs::File;
+use std::io::IsTerminal;
 use std::path::Path;
 
 use burn_spatial::trace::TARGETS;
@@ -15,7 +16,7 @@ use super::Error;
 /// # Errors
 /// [`Error::Io`] when the timeline cannot be written.
 pub fn start(timeline: Option<&Path>) -> Result<Option<FlushGuard>, Error> {
-    let log = fmt::layer().with_writer(std::io::stderr).with_filter(LevelFilter::WARN);
+    let log = fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).with_filter(LevelFilter::WARN);
     let registry = tracing_subscriber::registry().with(log);
     let Some(folder) = timeline else {
         registry.init();

@@ -14,7 +14,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::checkpoint::{self, AdamOptimizer, State};
+use super::checkpoint::{self, AdamOptimizer, Schedule, State};
 use super::data::{Scaling, make_folder};
 use super::ranks::{Rank, on_all, on_first};
 use super::report::Timing;
@@ -25,6 +25,8 @@ const LAST_RATE: f64 = 0.01;
 
 /// A network, its data and its loss.
 pub trait Task {
+    /// The program's name, which its checkpoints bear.
+    const PROGRAM: &'static str;
     /// The network.
     type Model: AutodiffModule<Backend>;
     /// What a checkpoint says of the network and its data; equal where a training may go on.
@@ -66,14 +68,18 @@ pub struct Plan {
     pub lr: f64,
     /// Seed of the weights and everything else.
     pub seed: u64,
+    /// Fingerprint of the training files.
+    pub files: u32,
     /// Whether to go on from a checkpoint.
     pub resume: bool,
+    /// Whether to replace the training in the folder.
+    pub overwrite: bool,
     /// Whether a bar shows how far it is.
     pub progress: bool,
     /// Stop after this epoch.
     pub stop_after: Option<usize>,
-    /// What else has to be the same for a training to go on, in the user's words.
-    pub schedule: String,
+    /// Another option that has to be the same for a training to go on, and its value.
+    pub option: (&'static str, String),
 }
 
 impl Plan {
@@ -89,7 +95,35 @@ impl Plan {
         if !(self.lr > 0.0 && self.lr.is_finite()) {
             return bad("--lr must be positive");
         }
-        make_folder(rank, &self.out)
+        if self.stop_after == Some(0) {
+            return bad("--stop-after must be at least 1");
+        }
+        make_folder(rank, &self.out)?;
+        let file = self.file();
+        if !self.resume && !self.overwrite && on_first(rank.world(), || Ok(checkpoint::exists(&file)))? {
+            let out = self.out.display();
+            return bad(&format!("{out}: holds a training: --resume goes on with it, --overwrite replaces it, or give another --out"));
+        }
+        Ok(())
+    }
+
+    /// The checkpoint.
+    fn file(&self) -> PathBuf {
+        self.out.join(checkpoint::FILE_NAME)
+    }
+
+    /// What has to be the same for a training to go on.
+    fn schedule(&self) -> Schedule {
+        let (option, value) = &self.option;
+        let entries = [
+            ("--epochs", self.epochs.to_string()),
+            ("--batch", self.batch.to_string()),
+            ("--lr", self.lr.to_string()),
+            ("--seed", self.seed.to_string()),
+            ("number of training files", self.samples.to_string()),
+            (option, value.clone()),
+        ];
+        entries.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
     /// Steps of an epoch.
@@ -129,36 +163,24 @@ impl<'a, T: Task> Training<'a, T> {
     pub fn start(rank: &'a Rank, task: &'a T, plan: &'a Plan, setup: T::Setup, scaling: Scaling) -> Result<Self, Error> {
         Backend::seed(&rank.device, plan.seed);
         let model = on_all(rank.world(), T::model(&setup, &rank.device))?;
-        let schedule = format!(
-            "--epochs {} --batch {} --lr {} --seed {} {}, {} samples",
-            plan.epochs, plan.batch, plan.lr, plan.seed, plan.schedule, plan.samples
-        );
-        let state = State::new(setup, scaling, schedule);
+        let state = State::new::<T>(setup, scaling, plan.schedule(), plan.files);
         let mut training = Training { rank, task, plan, model, optimizer: Adam::default().init(), state };
-        let file = training.file();
+        let file = plan.file();
+        if plan.overwrite {
+            on_first(rank.world(), || checkpoint::remove(&file))?;
+        }
         if plan.resume && on_first(rank.world(), || Ok(checkpoint::exists(&file)))? {
             training.resume()?;
         }
         Ok(training)
     }
 
-    fn file(&self) -> PathBuf {
-        self.plan.out.join(checkpoint::FILE_NAME)
-    }
-
     fn resume(&mut self) -> Result<(), Error> {
-        let file = self.file();
+        let file = self.plan.file();
         let (state, model, optimizer) = checkpoint::load::<T>(self.rank, &file)?;
-        let same = |s: &State<T::Setup>| (s.setup.clone(), s.schedule.clone());
-        if same(&state) != same(&self.state) {
-            let message = format!(
-                "{}: made with {:?}, {}; resume with the same, not with {:?}, {}",
-                file.display(),
-                state.setup,
-                state.schedule,
-                self.state.setup,
-                self.state.schedule
-            );
+        let differences = state.differences(&self.state);
+        if !differences.is_empty() {
+            let message = format!("{}: made otherwise: {}; give the same, or another --out", file.display(), differences.join("; "));
             return on_all(self.rank.world(), Err(Error::Checkpoint(message)));
         }
         self.rank.device.set_random_state(state.random);
@@ -181,7 +203,7 @@ impl<'a, T: Task> Training<'a, T> {
         let mut in_steps = Duration::ZERO;
         while self.state.epoch < last {
             in_steps += self.epoch(&bar)?;
-            checkpoint::save::<T>(rank, &self.file(), &self.state, &self.model, &self.optimizer)?;
+            checkpoint::save::<T>(rank, &self.plan.file(), &self.state, &self.model, &self.optimizer)?;
         }
         bar.finish_and_clear();
         if last < self.plan.epochs {

@@ -14,6 +14,13 @@ pub enum Symmetry {
     Periodic,
 }
 
+impl Symmetry {
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        ["none", "mirror", "periodic"][self as usize]
+    }
+}
+
 /// One view: voxel `i` along axis `a` of the view is voxel `(mirror[a] ? extent - 1 - i : i) + shift[a]`, modulo the
 /// extent, along axis `axes[a]` of the box, which is a cube.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -33,20 +33,28 @@ pub enum Command {
     CompareRanks(CompareArgs),
 }
 
-/// The network and how it is fed.
+/// Whether the network has batch norm.
 #[derive(Args, Clone, Debug)]
-pub struct ModelArgs {
-    /// Samples in a batch, of all ranks together
-    #[arg(long, default_value = "4")]
-    pub batch: NonZeroUsize,
+pub struct NormArgs {
     /// Put a batch norm behind each convolution
     #[arg(long, overrides_with = "no_batch_norm")]
     pub batch_norm: bool,
     /// No batch norm (default)
     #[arg(long)]
     pub no_batch_norm: bool,
+}
+
+/// The network and how it is fed.
+#[derive(Args, Clone, Debug)]
+pub struct ModelArgs {
+    /// Samples in a batch, of all ranks together
+    #[arg(long, default_value = "4")]
+    pub batch: NonZeroUsize,
+    /// Its batch norm.
+    #[command(flatten)]
+    pub norm: NormArgs,
     /// Share of the dense layers' inputs that training drops
-    #[arg(long, default_value_t = 0.2)]
+    #[arg(long, default_value_t = 0.2, allow_negative_numbers = true)]
     pub dropout: f64,
     /// Divides the numbers of channels and units
     #[arg(long, default_value_t = 1)]
@@ -78,7 +86,7 @@ pub struct TrainArgs {
     #[command(flatten)]
     pub run: RunArgs,
     /// Learning rate of the first step; it falls linearly to a hundredth
-    #[arg(long, default_value_t = 5e-4)]
+    #[arg(long, default_value_t = 5e-4, allow_negative_numbers = true)]
     pub lr: f64,
     /// What is done to universes that leaves their parameters the same
     #[arg(long, value_enum, default_value_t = Symmetry::Mirror)]
@@ -121,13 +129,13 @@ pub struct SynthArgs {
     #[arg(long, default_value_t = 32)]
     pub grid_size: usize,
     /// Size of a cell in Mpc/h
-    #[arg(long, default_value_t = 4.0)]
+    #[arg(long, default_value_t = 4.0, allow_negative_numbers = true)]
     pub cell: f64,
     /// Seed of the set
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// How far parameters vary around their middle, relative
-    #[arg(long, default_value_t = 0.3)]
+    #[arg(long, default_value_t = 0.3, allow_negative_numbers = true)]
     pub spread: f64,
     /// Parameters that vary, of Omega_m, sigma_8, N_spec and H_0
     #[arg(long, value_delimiter = ',', default_value = "Omega_m,sigma_8,N_spec,H_0", value_name = "NAMES")]
@@ -149,9 +157,9 @@ pub struct LayoutArgs {
     /// Samples in a batch, of all ranks together
     #[arg(long, default_value = "1")]
     pub batch: NonZeroUsize,
-    /// No batch norm behind the convolutions
-    #[arg(long)]
-    pub no_batch_norm: bool,
+    /// The network's batch norm.
+    #[command(flatten)]
+    pub norm: NormArgs,
 }
 
 /// `cosmoflow compare-ranks`.
@@ -177,12 +185,12 @@ impl ValueEnum for Symmetry {
     }
 
     fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
-        let value = |name: &'static str, help: &'static str| Some(clap::builder::PossibleValue::new(name).help(help));
-        match self {
-            Symmetry::None => value("none", "read as stored"),
-            Symmetry::Mirror => value("mirror", "axes exchanged and mirrored: 48 views of a cube"),
-            Symmetry::Periodic => value("periodic", "mirror, and shifted around: for whole periodic boxes only"),
-        }
+        let help = match self {
+            Symmetry::None => "read as stored",
+            Symmetry::Mirror => "axes exchanged and mirrored: 48 views of a cube",
+            Symmetry::Periodic => "mirror, and shifted around: for whole periodic boxes only",
+        };
+        Some(clap::builder::PossibleValue::new(self.name()).help(help))
     }
 }
 
@@ -200,7 +208,9 @@ mod tests {
     fn help_shows_the_grid_and_errors_name_it() {
         let mut command = Cli::command();
         let help = command.find_subcommand_mut("train").unwrap().render_long_help().to_string();
-        assert!(help.contains("| 2 | 3 |"), "{help}");
+        assert!(help.contains("| 2 | 3 |") && help.contains("or --local-ranks 8"), "{help}");
+        let help = command.find_subcommand_mut("layout").unwrap().render_long_help().to_string();
+        assert!(help.contains("| 2 | 3 |") && !help.contains("--local-ranks"), "{help}");
         let parse = |grid: &str| Cli::try_parse_from(["cosmoflow", "train", "--data", "d", "--out", "o", "--grid", grid]);
         assert!(parse("2x2").unwrap_err().to_string().contains("is not a grid"));
         let Command::Train(args) = parse("1x2x2x1").unwrap().command else { panic!("another command") };

@@ -1,5 +1,6 @@
 //! Universes as batches on the grid.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::augment::{Symmetry, View};
 use crate::common::Error;
 use crate::common::cli::TestArgs;
-use crate::common::data::{OnGrid, Scaling};
+use crate::common::data::{OnGrid, Scaling, differs};
 use crate::common::ranks::{Rank, on_first};
 
 /// The volume in a file.
@@ -49,6 +50,12 @@ pub struct Targets {
     pub means: Vec<f64>,
 }
 
+impl fmt::Display for Universes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} x {}^3 with {}", self.channels, self.width, self.names.join(", "))
+    }
+}
+
 impl Universes {
     /// Opens each of `files`. For rank 0, which tells the others.
     ///
@@ -64,8 +71,9 @@ impl Universes {
             if d != h || h != w {
                 return Err(Error::Usage(format!("{}: CosmoFlow reads cubes, not {d} x {h} x {w} voxels", path.display())));
             }
-            if shape.get_or_insert(own) != &own {
-                return Err(Error::Usage(format!("{}: {own:?} differs from the first file, {}", path.display(), files[0].display())));
+            let first = *shape.get_or_insert(own);
+            if first != own {
+                return Err(differs(path, own, &files[0], first));
             }
             let row = file.labels(LABELS)?;
             if labels.is_empty() {
@@ -111,11 +119,7 @@ impl Universes {
             let (train, held_out) = (Universes::open(train)?, Universes::open(held_out)?);
             let shape = |u: &Universes| (u.channels, u.width, u.names.clone());
             if shape(&train) != shape(&held_out) {
-                return Err(Error::Usage(format!(
-                    "training universes have (channels, width, parameters) {:?}, test universes {:?}",
-                    shape(&train),
-                    shape(&held_out)
-                )));
+                return Err(Error::Usage(format!("training universes are {train}, test universes {held_out}")));
             }
             Ok((train, held_out))
         })

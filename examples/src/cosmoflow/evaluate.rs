@@ -122,21 +122,18 @@ pub fn run(rank: Rank, args: &EvalArgs) -> Result<(), Error> {
         && targets.columns.iter().zip(&targets.names).all(|(c, name)| universes.names.get(*c) == Some(name));
     if !fits {
         let message = format!(
-            "the network reads {} x {}^3 and predicts {:?}, but {} holds {} x {}^3 and {:?}",
+            "the network reads {} x {}^3 and predicts {}, but {} holds {universes}",
             config.inputs,
             config.width,
-            targets.names,
-            args.data.display(),
-            universes.channels,
-            universes.width,
-            universes.names
+            targets.names.join(", "),
+            args.data.display()
         );
         return on_all(rank.world(), Err(Error::Usage(message)));
     }
+    args.out.iter().try_for_each(|out| make_folder(&rank, out))?;
     let started = std::time::Instant::now();
     let test = evaluate(&rank, &model, &universes, (targets, &state.scaling), args.batch.get())?;
     if let Some(out) = &args.out {
-        make_folder(&rank, out)?;
         let steps = universes.files.len().div_ceil(args.batch.get());
         let timing = report::Timing { steps, in_steps: started.elapsed(), whole: started.elapsed() };
         report::write(&rank, out, &test.results(), &state.losses, timing)?;

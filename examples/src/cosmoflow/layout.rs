@@ -95,7 +95,7 @@ fn follow(layer: &Layer, before: &Layout, grid: Grid) -> (Layout, usize) {
 /// # Errors
 /// [`Error::CosmoFlow`] when there is no such network.
 pub fn run(args: &LayoutArgs) -> Result<(), Error> {
-    let config = CosmoFlowConfig::new(args.width).with_batch_norm(!args.no_batch_norm);
+    let config = CosmoFlowConfig::new(args.width).with_batch_norm(args.norm.batch_norm);
     let batch = args.batch.get();
     let lines = lines(&config, batch, args.grid)?;
     let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);

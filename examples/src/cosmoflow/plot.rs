@@ -6,7 +6,7 @@ use plotters::prelude::*;
 
 use super::evaluate::Evaluation;
 use crate::common::Error;
-use crate::common::plot::{at, fonts};
+use crate::common::plot::{at, fonts, whole};
 
 /// The least and the largest of `values`, a little apart where they are equal.
 fn range(values: impl Iterator<Item = f64>) -> std::ops::Range<f64> {
@@ -20,11 +20,16 @@ fn range(values: impl Iterator<Item = f64>) -> std::ops::Range<f64> {
 /// # Errors
 /// [`Error::Plot`].
 pub fn predicted(path: &Path, test: &Evaluation) -> Result<(), Error> {
+    whole(path, |partial| draw(path, partial, test))
+}
+
+/// Draws the file `partial`; errors name `path`.
+fn draw(path: &Path, partial: &Path, test: &Evaluation) -> Result<(), Error> {
     fonts();
     let panels = test.names.len();
     let columns = panels.clamp(1, 2);
     let rows = panels.div_ceil(columns).max(1);
-    let root = BitMapBackend::new(path, (480 * columns as u32, 480 * rows as u32)).into_drawing_area();
+    let root = BitMapBackend::new(partial, (480 * columns as u32, 480 * rows as u32)).into_drawing_area();
     root.fill(&WHITE).map_err(at(path))?;
     let (own, constant) = (test.mse(), test.constant_mse());
     for (c, (area, name)) in root.split_evenly((rows, columns)).iter().zip(&test.names).enumerate() {

@@ -4,7 +4,7 @@ use burn_spatial_io::synth::{Parameter, SynthConfig, generate};
 use indicatif::ProgressBar;
 
 use super::cli::SynthArgs;
-use crate::common::Error;
+use crate::common::{Error, ranks};
 
 fn parameter(name: &str) -> Result<Parameter, Error> {
     let known = Parameter::ALL.map(Parameter::name);
@@ -15,8 +15,9 @@ fn parameter(name: &str) -> Result<Parameter, Error> {
 /// `cosmoflow synth`.
 ///
 /// # Errors
-/// [`Error::Usage`] for an unknown parameter, [`Error::Synth`] when files cannot be made.
+/// [`Error::Usage`] for an unknown parameter and in one of several processes, [`Error::Synth`] when files cannot be made.
 pub fn run(args: &SynthArgs) -> Result<(), Error> {
+    ranks::alone("synth")?;
     let config = SynthConfig {
         grid: args.grid_size,
         cell: args.cell,

@@ -11,6 +11,7 @@ use super::cli::{CompareArgs, ModelArgs, TrainArgs};
 use super::data::{Targets, Universes};
 use super::{evaluate, plot};
 use crate::common::checkpoint::State;
+use crate::common::data::fingerprint;
 use crate::common::ranks::{Rank, on_all, on_first};
 use crate::common::training::{Plan, Task, Training};
 use crate::common::{self, Backend, Device, Error, compare, report};
@@ -60,7 +61,7 @@ impl Setup {
             width: universes.width,
             inputs: universes.channels,
             outputs: targets.names.len(),
-            batch_norm: args.batch_norm,
+            batch_norm: args.norm.batch_norm,
             dropout: args.dropout,
             scale: args.scale,
         };
@@ -81,6 +82,7 @@ pub struct Regression<'a> {
 }
 
 impl Task for Regression<'_> {
+    const PROGRAM: &'static str = "cosmoflow";
     type Model = CosmoFlow<Backend>;
     type Setup = Setup;
     type Batch = CosmoFlowBatch<Backend>;
@@ -138,10 +140,12 @@ pub fn train(rank: &Rank, args: &TrainArgs) -> Result<Outcome, Error> {
         samples: universes.files.len(),
         lr: args.lr,
         seed,
+        files: fingerprint(&universes.files),
         resume: args.run.resume,
+        overwrite: args.run.overwrite,
         progress: !args.run.no_progress,
         stop_after: args.run.stop_after,
-        schedule: format!("--augment {:?}", args.augment),
+        option: ("--augment", args.augment.name().into()),
     };
     plan.check(rank)?;
     let setup = on_all(rank.world(), Setup::new(&args.model, &universes))?;

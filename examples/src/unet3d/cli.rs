@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand};
 
 use crate::common::cli::{RankArgs, RunArgs, StepArgs, TestArgs};
@@ -51,11 +52,11 @@ pub struct ModelArgs {
     /// Classes of voxels, 2 to 256
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(2..=256))]
     pub classes: u16,
-    /// Levels of resolution, each half of the one above
-    #[arg(long, default_value_t = 4)]
+    /// Levels of resolution, each half of the one above; 1 to 10
+    #[arg(long, default_value_t = 4, value_parser = RangedU64ValueParser::<usize>::new().range(1..=10))]
     pub depth: usize,
-    /// Channels of the first convolution
-    #[arg(long, default_value_t = 32)]
+    /// Channels of the first convolution, 1 to 4096
+    #[arg(long, default_value_t = 32, value_parser = RangedU64ValueParser::<usize>::new().range(1..=4096))]
     pub width: usize,
     /// Voxels of this class do not count, in training and in tests
     #[arg(long, value_name = "CLASS", allow_negative_numbers = true)]
@@ -93,7 +94,7 @@ pub struct TrainArgs {
     #[command(flatten)]
     pub run: RunArgs,
     /// Learning rate of the first step; it falls linearly to a hundredth
-    #[arg(long, default_value_t = 1e-3)]
+    #[arg(long, default_value_t = 1e-3, allow_negative_numbers = true)]
     pub lr: f64,
 }
 
@@ -159,10 +160,10 @@ pub struct SynthArgs {
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Standard deviation of the noise, where classes are 0.2 to 0.4 apart
-    #[arg(long, default_value_t = 0.1)]
+    #[arg(long, default_value_t = 0.1, allow_negative_numbers = true)]
     pub noise: f64,
     /// Standard deviation of the logarithm of the bias field
-    #[arg(long, default_value_t = 0.1)]
+    #[arg(long, default_value_t = 0.1, allow_negative_numbers = true)]
     pub bias: f64,
 }
 
@@ -197,6 +198,12 @@ mod tests {
         let words = ["unet3d", "train", "--data", "d", "--out", "o", "--class-weights", "0.5,1,2", "--ignore-index", "-1"];
         let Command::Train(args) = Cli::try_parse_from(words).unwrap().command else { panic!("another command") };
         assert_eq!((args.model.class_weights, args.model.ignore_index), (vec![0.5, 1.0, 2.0], Some(-1)));
-        assert!(Cli::try_parse_from(["unet3d", "train", "--data", "d", "--out", "o", "--classes", "1"]).is_err());
+        let parse = |option, value| Cli::try_parse_from(["unet3d", "train", "--data", "d", "--out", "o", option, value]);
+        for (option, value) in [("--classes", "1"), ("--depth", "11"), ("--depth", "0"), ("--width", "4097")] {
+            assert!(parse(option, value).is_err(), "{option} {value}");
+        }
+        for option in ["--lr", "--test-fraction"] {
+            assert!(parse(option, "-1").is_ok(), "the program's own message follows");
+        }
     }
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cli::FileArgs;
 use crate::common::cli::TestArgs;
-use crate::common::data::{OnGrid, Scaling};
+use crate::common::data::{OnGrid, Scaling, differs};
 use crate::common::ranks::{Rank, on_all, on_first};
 use crate::common::{Device, Error};
 
@@ -41,9 +41,10 @@ impl Volumes {
     pub fn open(files: Vec<PathBuf>, options: &SegmentationOptions) -> Result<Volumes, Error> {
         let mut shape = None;
         for path in &files {
-            let own = options.open(path, 0)?.shape();
-            if shape.get_or_insert(own) != &own {
-                return Err(Error::Usage(format!("{}: {own:?} differs from the first file, {}", path.display(), files[0].display())));
+            let own = options.check(path, 0)?;
+            let first = *shape.get_or_insert(own);
+            if first != own {
+                return Err(differs(path, own, &files[0], first));
             }
         }
         let shape = shape.ok_or_else(|| Error::Usage("there are no volumes to read".into()))?;

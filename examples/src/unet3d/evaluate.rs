@@ -76,10 +76,10 @@ pub fn run(rank: Rank, args: &EvalArgs) -> Result<(), Error> {
     let options = data::options(&args.files, state.setup.classes, state.setup.ignored);
     let volumes = Volumes::of_folder(&rank, &args.data, &options)?;
     fits(&rank, state.setup.inputs, volumes.channels, &args.data)?;
+    args.out.iter().try_for_each(|out| make_folder(&rank, out))?;
     let started = Instant::now();
     let test = evaluate(&rank, &model, &volumes, &state.scaling, args.batch.get())?;
     if let Some(out) = &args.out {
-        make_folder(&rank, out)?;
         let steps = volumes.files.len().div_ceil(args.batch.get());
         let timing = Timing { steps, in_steps: started.elapsed(), whole: started.elapsed() };
         report::write(&rank, out, &Results::new(&test, volumes.files.len()), &state.losses, timing)?;

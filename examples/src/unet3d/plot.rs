@@ -6,7 +6,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use crate::common::Error;
-use crate::common::plot::{at, fonts};
+use crate::common::plot::{at, fonts, whole};
 
 /// Edge of a panel, in pixels.
 const PANEL: u32 = 360;
@@ -44,9 +44,14 @@ fn color(class: i64) -> Option<RGBColor> {
 /// # Errors
 /// [`Error::Plot`].
 pub fn segmentation(path: &Path, slices: &[Slice], classes: usize) -> Result<(), Error> {
+    whole(path, |partial| draw_slices(path, partial, slices, classes))
+}
+
+/// Draws the file `partial`; errors name `path`.
+fn draw_slices(path: &Path, partial: &Path, slices: &[Slice], classes: usize) -> Result<(), Error> {
     fonts();
     let size = (slices.len().max(1) as u32 * (PANEL + MARGIN) + MARGIN, 2 * (PANEL + TITLE + MARGIN) + TITLE);
-    let root = BitMapBackend::new(path, size).into_drawing_area();
+    let root = BitMapBackend::new(partial, size).into_drawing_area();
     root.fill(&WHITE).map_err(at(path))?;
     let text = |title: &str, x: u32, y: u32| Text::new(title.to_owned(), (x as i32, y as i32), ("sans-serif", 18).into_font());
     for (column, slice) in slices.iter().enumerate() {

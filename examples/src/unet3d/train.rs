@@ -11,6 +11,7 @@ use super::cli::{CompareArgs, ModelArgs, TrainArgs};
 use super::data::{self, Volumes};
 use super::evaluate;
 use crate::common::checkpoint::State;
+use crate::common::data::fingerprint;
 use crate::common::ranks::{Rank, on_all, on_first};
 use crate::common::training::{Plan, Task, Training};
 use crate::common::{self, Backend, Device, Error, compare, report};
@@ -52,6 +53,7 @@ pub struct Segmentation {
 }
 
 impl Task for Segmentation {
+    const PROGRAM: &'static str = "unet3d";
     type Model = UNet3d<Backend>;
     type Setup = Setup;
     type Batch = SegmentationBatch<Backend>;
@@ -93,6 +95,12 @@ fn loss(args: &ModelArgs) -> Result<DiceCrossEntropy, Error> {
     Ok(DiceCrossEntropy::new().with_class_weights(weights).with_ignore_index(args.ignore_index))
 }
 
+/// The weights of classes as one gives them.
+fn weights(args: &ModelArgs) -> String {
+    let given: Vec<_> = args.class_weights.iter().map(f64::to_string).collect();
+    if given.is_empty() { "all 1".into() } else { given.join(",") }
+}
+
 /// `unet3d train` on one rank. Collective.
 ///
 /// # Errors
@@ -117,10 +125,12 @@ pub fn train(rank: &Rank, args: &TrainArgs) -> Result<Outcome, Error> {
         samples: volumes.files.len(),
         lr: args.lr,
         seed,
+        files: fingerprint(&volumes.files),
         resume: args.run.resume,
+        overwrite: args.run.overwrite,
         progress: !args.run.no_progress,
         stop_after: args.run.stop_after,
-        schedule: format!("--class-weights {:?}", args.model.class_weights),
+        option: ("--class-weights", weights(&args.model)),
     };
     plan.check(rank)?;
     let scaling = volumes.scaling(rank)?;
