@@ -3,6 +3,9 @@
 use burn_spatial_benches::cases::CASES;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
+#[global_allocator]
+static BUFFERS: burn_spatial::buffers::Buffers = burn_spatial::buffers::Buffers;
+
 fn kernels(criterion: &mut Criterion) {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a thread");
     for case in CASES {

@@ -6,6 +6,10 @@ use burn_spatial::comm::Comm;
 use burn_spatial_benches::{kernels, step, totals};
 use clap::{Parser, Subcommand};
 
+/// As in the training programs.
+#[global_allocator]
+static BUFFERS: burn_spatial::buffers::Buffers = burn_spatial::buffers::Buffers;
+
 #[derive(Parser)]
 #[command(name = "bench", about = "Benchmarks, as ratios of one run", max_term_width = 110)]
 struct Cli {

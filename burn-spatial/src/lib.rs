@@ -50,6 +50,7 @@
 
 mod adam;
 pub mod backend;
+pub mod buffers;
 pub mod comm;
 pub mod device;
 mod gradients;

@@ -18,7 +18,7 @@ const SOON: Duration = Duration::from_secs(10);
 /// one message that says so.
 const REFUSALS: [(&str, &str, &str, &[&str]); 7] = [
     ("a grid for other ranks", "good", "2x2x2x2", &["2 x 2 x 2 x 2 = 16 ranks", "4 were started"]),
-    ("a missing folder", "nowhere", "1x2x2x1", &["nowhere", "no such file"]),
+    ("a missing folder", "nowhere", "1x2x2x1", &["nowhere", "no such folder"]),
     ("an empty folder", "empty", "1x2x2x1", &["empty", "found none"]),
     ("a truncated file", "truncated", "2x2x1x1", &["box005.hdf5", "truncated"]),
     ("a volume of the wrong type", "wrong_type", "1x4x1x1", &["box005.hdf5", "full", "type"]),

@@ -76,7 +76,15 @@ impl Demo {
     fn train(&self, grid: &str, [train, test]: [&Path; 2], options: &[&str]) -> Result<Value, Failure> {
         println!("\ntraining on {RANKS} ranks, grid {grid}");
         let mut training = self.on(RANKS, "train");
-        training.arg("--data").arg(train).arg("--test-data").arg(test).arg("--out").arg(&self.out).args(["--grid", grid]).args(options);
+        training
+            .arg("--data")
+            .arg(train)
+            .arg("--test-data")
+            .arg(test)
+            .arg("--out")
+            .arg(&self.out)
+            .args(["--grid", grid, "--overwrite"])
+            .args(options);
         if !std::io::stdout().is_terminal() {
             training.arg("--no-progress");
         }
