@@ -16,7 +16,7 @@ use burn::optim::{GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend as _};
 use burn::tensor::{Distribution, Tensor};
 use burn_spatial::comm::Comm;
-use burn_spatial::{Grid, Mesh, Spatial, SpatialDevice, place, trace};
+use burn_spatial::{Grid, Mesh, Spatial, SpatialDevice, buffers, place, trace};
 use burn_spatial_models::loss::DiceCrossEntropy;
 use burn_spatial_models::{Adam, CosmoFlow, CosmoFlowConfig, UNet3d, UNet3dConfig};
 use serde::{Deserialize, Serialize};
@@ -137,6 +137,10 @@ pub struct Row {
     pub reduce_s: f64,
     /// In Adam.
     pub optimizer_s: f64,
+    /// Bytes of large buffers a step that the system made, and that were kept from before.
+    pub made_mib: f64,
+    /// See `made_mib`.
+    pub reused_mib: f64,
 }
 
 /// Processes, threads of each and the grid.
@@ -209,11 +213,13 @@ fn of_runs(runs: &[Row]) -> Row {
         halo_s: middle(|row| row.halo_s),
         reduce_s: middle(|row| row.reduce_s),
         optimizer_s: middle(|row| row.optimizer_s),
+        made_mib: middle(|row| row.made_mib),
+        reused_mib: middle(|row| row.reused_mib),
         ..runs[0].clone()
     }
 }
 
-/// Prints rows of one network and batch, with their ratios to the first, and what the others of the ratios are.
+/// Prints rows of one network and batch, with their speed as a multiple of the first's.
 fn show(rows: &[Row]) {
     let Some(first) = rows.first() else { return };
     println!("\n{} {}^3, batch {}, {:.0} MiB of weights, gradients and moments", first.model, first.size, first.batch, first.state_mib);
@@ -222,9 +228,11 @@ fn show(rows: &[Row]) {
         let parts = [row.kernel_s, row.halo_s, row.reduce_s, row.optimizer_s, rest].map(|s| format!("{s:.3}"));
         let start = [row.ranks.to_string(), row.threads.to_string(), row.grid.clone(), format!("{:.3}", row.seconds)];
         let times = [format!("{:.2}", first.seconds / row.seconds), format!("{:.0}", row.peak_mib)];
-        [start.to_vec(), times.to_vec(), parts.to_vec()].concat()
+        let buffers = [row.made_mib, row.reused_mib].map(|mib| format!("{mib:.0}"));
+        [start.to_vec(), times.to_vec(), parts.to_vec(), buffers.to_vec()].concat()
     };
-    let names = ["ranks", "threads", "grid", "s/step", "speed", "peak MiB", "kernels", "halos", "reduce", "Adam", "rest"];
+    let names =
+        ["ranks", "threads", "grid", "s/step", "speed", "peak MiB", "kernels", "halos", "reduce", "Adam", "rest", "new MiB", "reused"];
     table::print(&names, &rows.iter().map(cells).collect::<Vec<_>>());
 }
 
@@ -276,9 +284,11 @@ where
     let mut optimizer = Adam::default().init::<Backend, M>();
     let mut seconds = Vec::new();
     let mut before = BTreeMap::new();
+    let mut buffers_before = buffers::counts();
     for step in 0..=args.steps {
         device.mesh().world().barrier().map_err(|error| error.to_string())?;
         if step == 1 {
+            buffers_before = buffers::counts();
             before = trace::TARGETS.map(|target| (target, totals::seconds(target))).into();
         }
         let start = Instant::now();
@@ -293,6 +303,8 @@ where
     let part = |target| (totals::seconds(target) - before.get(target).copied().unwrap_or(0.0)) / args.steps.max(1) as f64;
     let peaks = device.mesh().world().all_gather(&memory_mib("VmHWM:").to_le_bytes()).map_err(|error| error.to_string())?;
     let peaks = peaks.into_iter().filter_map(|bytes| bytes.try_into().ok().map(f64::from_le_bytes));
+    let buffers_after = buffers::counts();
+    let bytes = |bytes: u64| bytes as f64 / f64::from(1 << 20) / args.steps.max(1) as f64;
     Ok(Row {
         model: args.model.model.to_string(),
         size,
@@ -309,6 +321,8 @@ where
         halo_s: part(trace::HALO),
         reduce_s: part(trace::REDUCE),
         optimizer_s: part(trace::OPTIMIZER),
+        made_mib: bytes(buffers_after.made_bytes - buffers_before.made_bytes),
+        reused_mib: bytes(buffers_after.reused_bytes - buffers_before.reused_bytes),
     })
 }
 

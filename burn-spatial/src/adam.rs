@@ -56,7 +56,6 @@ impl<B: Backend> SimpleOptimizer<B> for Adam {
         grad: Tensor<B, D>,
         state: Option<AdamState<B, D>>,
     ) -> (Tensor<B, D>, Option<AdamState<B, D>>) {
-        timed!(OPTIMIZER, "adam");
         let (time, old) = match state.map(|state| state.momentum) {
             Some(old) => (old.time + 1, Some((old.moment_1, old.moment_2))),
             None => (1, None),
@@ -105,6 +104,7 @@ impl Factors {
         grad: Tensor<B, D>,
         old: Moments<Tensor<B, D>>,
     ) -> (Tensor<B, D>, Tensor<B, D>, Tensor<B, D>) {
+        timed!(OPTIMIZER, "adam");
         let mut moment_1 = grad.clone().mul_scalar(1.0 - self.beta_1);
         let mut moment_2 = grad.square().mul_scalar(1.0 - self.beta_2);
         if let Some((old_1, old_2)) = old {
@@ -186,6 +186,7 @@ fn holds<B: Backend, T: 'static>() -> bool {
 }
 
 fn flat(x: FlexTensor, grad: FlexTensor, old: Moments<FlexTensor>, factors: &Factors) -> (FlexTensor, FlexTensor, FlexTensor) {
+    timed!(OPTIMIZER, "adam");
     // Dense buffers that start at 0, as their slices are walked side by side.
     let dense = |t: FlexTensor| if t.is_contiguous() && t.layout().start_offset() == 0 { t } else { t.to_contiguous() };
     let n = x.shape().num_elements();

@@ -7,16 +7,15 @@
 //! ```
 //! #[global_allocator]
 //! static BUFFERS: burn_spatial::buffers::Buffers = burn_spatial::buffers::Buffers;
-//! # fn main() {}
 //! ```
 //!
-//! Memory that is kept and not in use is given back before more is asked for: what a process needs at its peak grows by
-//! [`KEPT`] and the rounding of sizes (an eighth) at most.
+//! Where new memory is needed, what is kept and not in use is given back as far as both together exceed the most that
+//! was in use at once: what a process needs at its peak grows by [`KEPT`] and the rounding of sizes (an eighth) at most.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Unused bytes that are kept when a new buffer has to be made.
+/// Bytes that may be kept beyond the most that was in use at once.
 pub const KEPT: usize = 64 << 20;
 
 /// Smaller allocations are the system's.
@@ -85,6 +84,9 @@ mod kept {
     struct Kept {
         first: [*mut Free; CLASSES],
         bytes: usize,
+        /// In use now, and the most so far.
+        used: usize,
+        most: usize,
     }
 
     struct Free {
@@ -95,7 +97,7 @@ mod kept {
     // SAFETY: the buffers belong to the lists alone.
     unsafe impl Send for Kept {}
 
-    static ALL: Mutex<Kept> = Mutex::new(Kept { first: [ptr::null_mut(); CLASSES], bytes: 0 });
+    static ALL: Mutex<Kept> = Mutex::new(Kept { first: [ptr::null_mut(); CLASSES], bytes: 0, used: 0, most: 0 });
 
     fn with<R>(work: impl FnOnce(&mut Kept) -> R) -> R {
         // Nothing below panics, and an allocator must not.
@@ -115,10 +117,11 @@ mod kept {
             Some((first.cast(), size))
         }
 
-        /// Gives unused buffers back to the system, the largest first, until [`KEPT`] remain.
+        /// Gives unused buffers back to the system, the largest first, as far as there are too many.
         fn shrink(&mut self) {
+            let most = (self.most + KEPT).saturating_sub(self.used);
             for class in (0..CLASSES).rev() {
-                while self.bytes > KEPT {
+                while self.bytes > most {
                     let Some((buffer, size)) = self.take(class) else { break };
                     // SAFETY: a whole mapping that nothing refers to any more.
                     unsafe { libc::munmap(buffer.cast(), size) };
@@ -129,11 +132,19 @@ mod kept {
 
     /// A buffer of `size` bytes, and whether it is of zeros; null when there is no memory.
     pub(super) fn take(class: usize, size: usize) -> (*mut u8, bool) {
-        if let Some((buffer, _)) = with(|kept| kept.take(class)) {
+        let kept = with(|kept| {
+            kept.used += size;
+            kept.most = kept.most.max(kept.used);
+            let buffer = kept.take(class);
+            if buffer.is_none() {
+                kept.shrink();
+            }
+            buffer
+        });
+        if let Some((buffer, _)) = kept {
             count(&REUSED, size);
             return (buffer, false);
         }
-        with(Kept::shrink);
         count(&MADE, size);
         (map(size), true)
     }
@@ -149,6 +160,7 @@ mod kept {
             unsafe { free.write(Free { next: kept.first[class], size }) };
             kept.first[class] = free;
             kept.bytes += size;
+            kept.used -= size;
         });
     }
 
@@ -226,8 +238,8 @@ mod tests {
     #[test]
     fn sizes_grow_by_an_eighth_at_most() {
         assert_eq!(class(LARGE - 1), None);
-        let mut last = (0, 0);
-        for pages in 1..5000usize {
+        let mut last = class(PAGE).unwrap();
+        for pages in 2..5000usize {
             let (class, size) = class(pages * PAGE).unwrap();
             assert!(size >= pages * PAGE && size * 8 <= pages * PAGE * 9 + 8 * PAGE, "{pages} pages became {size} bytes");
             assert!(class > last.0 && size > last.1 || (class, size) == last, "{pages} pages: {class} after {last:?}");
@@ -258,12 +270,18 @@ mod tests {
             assert_eq!(counts().made, before.made + 1);
             Buffers.dealloc(again, layout(39));
             Buffers.dealloc(other, layout(100));
-            // A new size gives back what is beyond the limit.
+            // A new size gives back what would go beyond the most that was in use.
             let large = Buffers.alloc(layout(300));
             let fresh = Buffers.alloc(layout(100));
             assert_eq!(counts().made, before.made + 3, "the 100 MiB were given back");
             Buffers.dealloc(large, layout(300));
             Buffers.dealloc(fresh, layout(100));
+            // What fits beside the rest stays.
+            let small = Buffers.alloc(layout(20));
+            let again = Buffers.alloc(layout(300));
+            assert_eq!(counts().made, before.made + 4, "the 300 MiB were kept");
+            Buffers.dealloc(small, layout(20));
+            Buffers.dealloc(again, layout(300));
         }
     }
 }
