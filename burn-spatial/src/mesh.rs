@@ -155,7 +155,7 @@ pub enum MeshError {
         text: String,
     },
     /// The grid and the number of ranks disagree.
-    #[error("grid {grid} needs {} = {} ranks, but {ranks} were started: start {} ranks or change the grid", .grid.0.map(|n| n.to_string()).join(" x "), .grid.ranks(), .grid.ranks())]
+    #[error("grid {grid} needs {} = {} ranks, but {ranks} were started: start {} or change the grid", .grid.0.map(|n| n.to_string()).join(" x "), .grid.ranks(), .grid.ranks())]
     Ranks {
         /// The grid asked for.
         grid: Grid,
@@ -308,7 +308,7 @@ mod tests {
     fn a_grid_of_another_size_shows_the_arithmetic() {
         let comm = crate::comm::threads::world(6).remove(0);
         let message = Mesh::new(comm, Grid([2, 1, 2, 2])).unwrap_err().to_string();
-        assert_eq!(message, "grid 2x1x2x2 needs 2 x 1 x 2 x 2 = 8 ranks, but 6 were started: start 8 ranks or change the grid");
+        assert_eq!(message, "grid 2x1x2x2 needs 2 x 1 x 2 x 2 = 8 ranks, but 6 were started: start 8 or change the grid");
     }
 
     #[test]

@@ -310,4 +310,18 @@ fn overlap_changes_no_bit_and_a_halo_comes_once() {
             });
         }
     }
+    for grid in [Grid([1, 2, 1, 1]), Grid([1, 2, 2, 2])] {
+        on_grid(grid, |device| {
+            let run = |overlap: bool| {
+                device.set_overlap(overlap);
+                B::seed(device, 5);
+                let x = place::split(Tensor::<B, 5>::random([2, 3, 11, 9, 10], Distribution::Default, device));
+                let spec = PoolSpec { stride: [2; 3], padding: [1; 3], ..PoolSpec::new([3; 3]) };
+                let (largest, at) = max_pool3d(x.clone(), &spec);
+                let floats = [largest, avg_pool3d(x, &spec)].map(|y| place::local(y.inner()).as_bytes().to_vec());
+                (floats, place::local_int(at).as_bytes().to_vec())
+            };
+            assert!(run(true) == run(false), "pools on {grid}");
+        });
+    }
 }

@@ -1,4 +1,4 @@
-//! A convolution in parts: what a rank's own shard suffices for, and the rest, which waits for halos.
+//! A window operation in parts: what a rank's own shard suffices for, and the rest, which waits for halos.
 
 use std::ops::Range;
 
@@ -16,6 +16,11 @@ pub(super) struct Part {
 }
 
 impl Part {
+    /// All outputs, from the whole block.
+    pub fn whole(window: &Window) -> Part {
+        Part { at: [0; 3], input: std::array::from_fn(|i| 0..window[i].input), window: *window }
+    }
+
     fn new(window: &Window, outputs: &[Range<usize>; 3], input: [Range<usize>; 3]) -> Part {
         let axis = |i: usize| WindowAxis {
             input: input[i].len(),

@@ -14,7 +14,7 @@ use crate::Spatial;
 use crate::device::{RankContext, SpatialDevice};
 use crate::halo::{AxisNeed, AxisWindow, Exchange, Piece, Plan, Region, WindowPlan, exchange_add, scaled, slices};
 use crate::kernels::{self, Count, Taps, Window};
-use crate::kind::{Float, Int};
+use crate::kind::{Float, Int, Kind};
 use crate::layout::{Axis, Layout, Storage};
 use crate::mesh::AxisSet;
 use crate::nn::{ConvSpec, PaddingMode, PoolSpec, UpsampleSpec, WindowBackend};
@@ -179,15 +179,9 @@ impl Windowed {
         }
     }
 
-    /// The convolution of `x`: first, while the halo is on its way, what needs none. Collective.
-    fn convolve<B: Backend>(
-        &self,
-        context: &RankContext,
-        x: Tensor<B>,
-        weight: FloatTensor<B>,
-        bias: Option<FloatTensor<B>>,
-        groups: usize,
-    ) -> FloatTensor<B> {
+    /// The operation on `x` in parts, each handed to `compute` with the box of the block that it reads: first, while the
+    /// halo is on its way, what needs none. Where the shard suffices for no output, or for all, it is one part. Collective.
+    fn in_parts<B: Backend>(&self, context: &RankContext, x: Tensor<B>, mut compute: impl FnMut(FloatTensor<B>, &Part)) {
         let plan = &self.halo.plan;
         let parts = match &plan.keeps[..] {
             [(from, to)] if !plan.receives.is_empty() && from.length == plan.own => {
@@ -197,8 +191,7 @@ impl Windowed {
             _ => None,
         };
         let Some((near, far)) = parts else {
-            let block = self.halo.gather(context, x);
-            return kernels::conv3d::<B>(block, weight, bias, &self.local, groups);
+            return compute(self.halo.gather(context, x), &Part::whole(&self.local));
         };
         let device = x.device().clone();
         let x = x.into_layout(&self.halo.input);
@@ -212,11 +205,8 @@ impl Windowed {
                 false => received = Some(self.halo.receive(x.clone(), sent, device.inner_device())),
             }
         }
-        let [d, h, w] = self.local.map(|axis| axis.output);
-        let shape = Shape::from([own.shape()[0], weight.shape()[0], d, h, w]);
-        let mut y = B::float_empty(shape, device.inner_device(), own.dtype().into());
-        for Part { at, window, .. } in near {
-            y = kernels::conv3d_part::<B>(y, at, own.clone(), weight.clone(), bias.clone(), &window, groups);
+        for part in near {
+            compute(own.clone(), &part);
             if let Some(messages) = &mut messages {
                 communicated(messages.progress());
             }
@@ -226,19 +216,37 @@ impl Windowed {
             (Some(received), _) => received,
             (None, None) => unreachable!("received, or on its way"),
         };
-        for Part { at, input, window } in far {
+        for part in far {
             let [n, c] = [own.shape()[0], own.shape()[1]];
             let wanted = Region {
-                start: [0, 0].into_iter().chain(input.iter().map(|range| range.start)).collect(),
-                length: [n, c].into_iter().chain(input.iter().map(Range::len)).collect(),
+                start: [0, 0].into_iter().chain(part.input.iter().map(|range| range.start)).collect(),
+                length: [n, c].into_iter().chain(part.input.iter().map(Range::len)).collect(),
             };
             let block = {
                 timed!(HALO, "block");
                 self.halo.assemble::<B>(&own, &received.parts, &wanted, device.inner_device())
             };
-            y = kernels::conv3d_part::<B>(y, at, block, weight.clone(), bias.clone(), &window, groups);
+            compute(block, &part);
         }
-        y
+    }
+
+    /// The output that `parts` are boxes of, each where `at` says.
+    fn joined<B: Backend, K: Kind<B>>(&self, at: &[[usize; 3]], mut parts: Vec<K::Primitive>, device: &B::Device) -> K::Primitive {
+        if parts.len() == 1 {
+            return parts.remove(0);
+        }
+        let (first, dtype) = (parts[0].shape(), parts[0].dtype());
+        let out = K::zeros(self.unwritten(first[0], first[1]), device, dtype);
+        parts.into_iter().zip(at).fold(out, |out, (part, at)| {
+            let region = Region { start: [&[0, 0][..], at].concat(), length: part.shape().to_vec() };
+            K::slice_assign(out, &slices(&region), part)
+        })
+    }
+
+    /// An output of `channels` on this rank, before its parts are computed.
+    fn unwritten(&self, samples: usize, channels: usize) -> Shape {
+        let [d, h, w] = self.local.map(|axis| axis.output);
+        Shape::from([samples, channels, d, h, w])
     }
 
     /// The output's layout with `channels`.
@@ -315,9 +323,17 @@ impl Pool {
         let device = x.device().clone();
         let context = device.context();
         let (windowed, _) = self.on(&context, x.layout());
-        let block = windowed.halo.gather(&context, x);
-        let (y, indices) = kernels::max_pool3d::<B>(block, &windowed.local, windowed.origin, windowed.volume);
-        let output = windowed.halo.output;
+        let mut parts = Vec::new();
+        windowed.in_parts::<B>(&context, x, |block, part| {
+            let origin = std::array::from_fn(|i| windowed.origin[i] + part.input[i].start as isize);
+            let (y, indices) = kernels::max_pool3d::<B>(block, &part.window, origin, windowed.volume);
+            parts.push((part.at, y, indices));
+        });
+        let (at, parts): (Vec<_>, Vec<_>) = parts.into_iter().map(|(at, y, indices)| (at, (y, indices))).unzip();
+        let (y, indices): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+        let output = windowed.halo.output.clone();
+        let y = windowed.joined::<B, Float>(&at, y, device.inner_device());
+        let indices = windowed.joined::<B, Int>(&at, indices, device.inner_device());
         (SpatialTensor::new(y, output.clone(), device.clone()), SpatialTensor::new(indices, output, device))
     }
 
@@ -336,8 +352,13 @@ impl Pool {
         let device = x.device().clone();
         let context = device.context();
         let (windowed, count) = self.on(&context, x.layout());
-        let block = windowed.halo.gather(&context, x);
-        SpatialTensor::new(kernels::avg_pool3d::<B>(block, &windowed.local, count), windowed.halo.output, device)
+        let (mut at, mut parts) = (Vec::new(), Vec::new());
+        windowed.in_parts::<B>(&context, x, |block, part| {
+            let starts = std::array::from_fn(|i| part.input[i].start);
+            at.push(part.at);
+            parts.push(kernels::avg_pool3d::<B>(block, &part.window, count.from(starts)));
+        });
+        SpatialTensor::new(windowed.joined::<B, Float>(&at, parts, device.inner_device()), windowed.halo.output, device)
     }
 
     /// The gradient of the mean's x, which lay at `x`. Collective.
@@ -467,8 +488,13 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         let windowed = Windowed::over(&context, x.layout(), conv_windows(spec, &x.shape(), weight_dims));
         let (weight, bias) = (weight.into_whole(), bias.map(SpatialTensor::into_whole));
         let output = windowed.output(weight_dims[0]);
-        let y = windowed.convolve::<B>(&context, x, weight, bias, spec.groups);
-        SpatialTensor::new(y, output, device)
+        let shape = windowed.unwritten(output.local_shape(context.mesh.coords())[0], weight_dims[0]);
+        let mut y = Some(B::float_empty(shape, device.inner_device(), x.dtype().into()));
+        windowed.in_parts::<B>(&context, x, |block, part| {
+            let done = y.take().expect("put back after every part");
+            y = Some(kernels::conv3d_part::<B>(done, part.at, block, weight.clone(), bias.clone(), &part.window, spec.groups));
+        });
+        SpatialTensor::new(y.expect("put back after every part"), output, device)
     }
 
     fn conv3d_padded_x_grad(x: &Self::Placement, weight: FloatTensor<Self>, grad: FloatTensor<Self>, spec: &ConvSpec) -> FloatTensor<Self> {

@@ -34,31 +34,46 @@ pub(crate) fn max<T: Real>(x: &[T], window: &Window, origin: [isize; 3], volume:
     if size == 0 {
         return (out, at);
     }
+    let flat = |d: isize, h: isize, w: isize| ((d * volume[1] as isize + h) * volume[2] as isize + w) as i64;
+    // How far each tap lies from that at the origin, in the volume.
+    let mut of_taps = Vec::with_capacity(td.len() * th.len() * tw.len());
+    for (_, d) in &td {
+        for (_, h) in &th {
+            of_taps.extend(tw.iter().map(|(_, w)| flat(*d, *h, *w)));
+        }
+    }
     let slice = h.output * row;
     out.par_chunks_exact_mut(slice).zip(at.par_chunks_exact_mut(slice)).enumerate().for_each(|(i, (out, at))| {
         let (x, od) = (&x[i / d.output * inputs..][..inputs], i % d.output);
+        // Of each output the best tap, counted from 1; and what a tap reads.
+        let (mut best_tap, mut read_row) = (vec![0u32; row], vec![T::default(); row]);
         for (oh, (out, at)) in out.chunks_exact_mut(row).zip(at.chunks_exact_mut(row)).enumerate() {
-            for id in td.iter().filter_map(|t| read(od, t, d.stride)) {
-                for ih in th.iter().filter_map(|t| read(oh, t, h.stride)) {
+            best_tap.fill(0);
+            for (nd, id) in td.iter().enumerate().filter_map(|(n, t)| Some((n, read(od, t, d.stride)?))) {
+                for (nh, ih) in th.iter().enumerate().filter_map(|(n, t)| Some((n, read(oh, t, h.stride)?))) {
                     let x = &x[(id * h.input + ih) * w.input..][..w.input];
-                    let flat = ((id as isize + origin[0]) as i64 * volume[1] as i64 + (ih as isize + origin[1]) as i64) * volume[2] as i64
-                        + origin[2] as i64;
-                    for (range, base) in &tw {
+                    for (nw, (range, base)) in tw.iter().enumerate() {
                         let Some(first) = range.clone().next().map(|o| (o * w.stride).wrapping_add_signed(*base)) else {
                             continue;
                         };
-                        let x = x[first..].iter().step_by(w.stride);
-                        for (o, ((best, at), x)) in out[range.clone()].iter_mut().zip(&mut at[range.clone()]).zip(x).enumerate() {
+                        let n = range.len();
+                        read_row[..n].iter_mut().zip(x[first..].iter().step_by(w.stride)).for_each(|(to, x)| *to = *x);
+                        let tap = ((nd * th.len() + nh) * tw.len() + nw + 1) as u32;
+                        let (out, best_tap) = (&mut out[range.clone()][..n], &mut best_tap[range.clone()][..n]);
+                        // Without a branch: which is larger is as good as random.
+                        for ((best, best_tap), x) in out.iter_mut().zip(best_tap).zip(&read_row[..n]) {
                             // The second test finds a NaN that is the first one.
                             #[allow(clippy::eq_op, reason = "only NaN differs from itself")]
-                            let better = *x > *best || (*x != *x && *best == *best) || *at < 0;
-                            if better {
-                                *best = *x;
-                                *at = flat + (first + o * w.stride) as i64;
-                            }
+                            let better = (*x > *best) | ((*x != *x) & (*best == *best)) | (*best_tap == 0);
+                            *best = if better { *x } else { *best };
+                            *best_tap = if better { tap } else { *best_tap };
                         }
                     }
                 }
+            }
+            let start = |o: usize, axis: usize| (o * window[axis].stride) as isize + origin[axis];
+            for (ow, (at, tap)) in at.iter_mut().zip(&best_tap).enumerate().filter(|(_, (_, tap))| **tap > 0) {
+                *at = flat(start(od, 0), start(oh, 1), start(ow, 2)) + of_taps[*tap as usize - 1];
             }
         }
     });
@@ -76,7 +91,16 @@ pub(crate) fn max_grad<T: Real>(grad: &[T], at: &[i64], window: &Window, origin:
     let [d, h, w] = [0, 1, 2].map(|i| window[i].input as i64);
     let [vh, vw] = [volume[1] as i64, volume[2] as i64];
     let [z0, y0, x0] = origin.map(|o| o as i64);
+    let whole = origin == [0; 3] && window.map(|axis| axis.input) == volume;
     out.par_chunks_exact_mut(inputs).zip(grad.par_chunks_exact(outputs)).zip(at.par_chunks_exact(outputs)).for_each(|((out, grad), at)| {
+        if whole {
+            for (g, at) in grad.iter().zip(at) {
+                if let Some(out) = usize::try_from(*at).ok().and_then(|at| out.get_mut(at)) {
+                    *out += *g;
+                }
+            }
+            return;
+        }
         for (g, at) in grad.iter().zip(at).filter(|(_, at)| **at >= 0) {
             let (z, y, x) = (at / (vh * vw) - z0, at / vw % vh - y0, at % vw - x0);
             if (0..d).contains(&z) && (0..h).contains(&y) && (0..w).contains(&x) {
