@@ -15,7 +15,7 @@ fn kernels(criterion: &mut Criterion) {
         group.sample_size(10).throughput(Throughput::Elements((case.gflop() * 1e6) as u64));
         for pass in case.passes() {
             let run = ready.pass(*pass);
-            pool.install(|| group.bench_function(pass.name(), |bencher| bencher.iter(|| run())));
+            group.bench_function(pass.name(), |bencher| bencher.iter(|| pool.install(&run)));
         }
         group.finish();
     }
