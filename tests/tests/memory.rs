@@ -63,7 +63,11 @@ fn two_hundred_steps_need_no_more_than_twenty() {
     });
     for rank in peaks {
         let [early, late] = rank[..] else { panic!("two readings") };
-        assert!(late.0 as f64 <= early.0 as f64 * 1.02, "peak memory grew from {} to {} KiB", early.0, late.0);
+        // Two ranks share the process: that both hold the most at once may happen early or late, and makes a difference of
+        // what one of them frees in a step. A step that left a single volume behind would add twenty times as much.
+        let freed = (early.1 - early.2) / 1024;
+        let most = (early.0 as f64 * 1.02) as u64 + freed;
+        assert!(late.0 <= most, "peak memory grew from {} to {} KiB, of which {freed} are freed in a step", early.0, late.0);
         assert_eq!(late.1, early.1, "peak of counted tensors");
         assert_eq!(late.2, early.2, "live tensors after a step");
     }
