@@ -104,6 +104,9 @@ pub struct OneArgs {
     /// Steps that are timed, after one that is not
     #[arg(long, default_value_t = 3)]
     pub steps: usize,
+    /// Also print, on standard error, how often each span was entered in a step of rank 0, and the milliseconds in it
+    #[arg(long)]
+    pub spans: bool,
 }
 
 /// One setting. Seconds are those of one step: the median over steps and rounds; parts are rank 0's.
@@ -288,6 +291,7 @@ where
     for step in 0..=args.steps {
         device.mesh().world().barrier().map_err(|error| error.to_string())?;
         if step == 1 {
+            totals::clear_spans();
             buffers_before = buffers::counts();
             before = trace::TARGETS.map(|target| (target, totals::seconds(target))).into();
         }
@@ -298,6 +302,12 @@ where
         device.mesh().world().barrier().map_err(|error| error.to_string())?;
         if step > 0 {
             seconds.push(start.elapsed().as_secs_f64());
+        }
+    }
+    if args.spans && device.mesh().rank() == 0 {
+        for (name, count, seconds) in totals::spans() {
+            let each = |x: f64| x / args.steps.max(1) as f64;
+            eprintln!("{name:20} {:8.1} {:9.2} ms", each(count as f64), 1e3 * each(seconds));
         }
     }
     let part = |target| (totals::seconds(target) - before.get(target).copied().unwrap_or(0.0)) / args.steps.max(1) as f64;
