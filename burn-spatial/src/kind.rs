@@ -1,9 +1,12 @@
 //! The three kinds of tensor primitives, so that what moves data is written once.
 
 use std::fmt::Debug;
+use std::ops::Range;
 
 use burn_backend::{Backend, DType, TensorData, TensorMetadata};
 use burn_std::{Shape, Slice};
+
+use crate::kernels;
 
 /// Float, int or bool tensors of the inner backend: what moving and viewing needs of them.
 pub trait Kind<B: Backend>: Clone + Copy + Debug + Send + Sync + 'static {
@@ -34,6 +37,26 @@ pub trait Kind<B: Backend>: Clone + Copy + Debug + Send + Sync + 'static {
 pub trait Numeric<B: Backend>: Kind<B> {
     /// Element-wise sum.
     fn add(lhs: Self::Primitive, rhs: Self::Primitive) -> Self::Primitive;
+
+    /// With a value added to a box.
+    fn slice_add(tensor: Self::Primitive, slices: &[Slice], value: Self::Primitive) -> Self::Primitive {
+        match kernels::add_box(tensor, &ranges(slices), value) {
+            Ok(done) => done,
+            Err((tensor, value)) => {
+                let sum = Self::add(Self::slice(tensor.clone(), slices), value);
+                Self::slice_assign(tensor, slices, sum)
+            }
+        }
+    }
+}
+
+/// The ranges that slices of step 1 with plain ends name; of others something that no box of a tensor has.
+fn ranges(slices: &[Slice]) -> Vec<Range<usize>> {
+    let plain = |slice: &Slice| {
+        let (start, end) = (usize::try_from(slice.start).ok()?, usize::try_from(slice.end?).ok()?);
+        (slice.step == 1 && start <= end).then_some(start..end)
+    };
+    slices.iter().map(plain).collect::<Option<_>>().unwrap_or_default()
 }
 
 /// Float tensors.
@@ -73,7 +96,11 @@ macro_rules! kind {
                 B::$slice(tensor, slices)
             }
             fn slice_assign(tensor: Self::Primitive, slices: &[Slice], value: Self::Primitive) -> Self::Primitive {
-                B::$slice_assign(tensor, slices, value)
+                let at = ranges(slices);
+                match kernels::assign_box(tensor, &at, value) {
+                    Ok(done) => done,
+                    Err((tensor, value)) => B::$slice_assign(tensor, slices, value),
+                }
             }
             fn cat(tensors: Vec<Self::Primitive>, dim: usize) -> Self::Primitive {
                 B::$cat(tensors, dim)

@@ -162,7 +162,7 @@ pub fn batch_norm_with_activation(device: &Device) {
     }
 }
 
-/// Its cost in communication: two all-reduces of C numbers forward, one of 2 C backward.
+/// Its cost in communication: forward 2 C numbers and their count of every rank, backward an all-reduce of 2 C.
 pub fn batch_norm_communicates_little(device: &Device) {
     let x = place::split(Tensor::<B, 5>::from_data(TensorData::new(numbers(2 * 3 * 8 * 8 * 8, 1), [2, 3, 8, 8, 8]), device));
     let x = x.require_grad();
@@ -173,8 +173,9 @@ pub fn batch_norm_communicates_little(device: &Device) {
     y.sum().backward();
     let backward = device.stats();
     let several = u64::from(place::layout(&x).split_over().iter().count() > 0);
-    let sums = forward.comm.since(&before.comm).all_reduce;
-    assert_eq!((sums.calls, sums.sent), (2 * several, 2 * several * 3 * 4));
+    let moments = forward.comm.since(&before.comm);
+    assert_eq!((moments.all_reduce.calls, moments.all_gather.calls), (0, several));
+    assert_eq!(moments.all_gather.sent, several * (1 + 2 * 3) * 8);
     let sums = backward.comm.since(&forward.comm).all_reduce;
     // The sum of y is one more.
     assert_eq!((sums.calls, sums.sent), (2 * several, several * (6 * 4 + 4)));

@@ -120,8 +120,14 @@ impl Suite<'_> {
         }
         for (program, argument) in [("mpi_comm", None), ("mpi_suite", Some("windows"))] {
             let mut command = self.mpirun(4, program);
-            command.args(argument).env("BURN_SPATIAL_MAX_MESSAGE", "64");
+            command.args(argument).env("BURN_SPATIAL_MAX_MESSAGE", "64").env("BURN_SPATIAL_NODE_MEMORY", "0");
             count.add(self.listed(command, &format!("{program} on 4 ranks, messages of at most 64 bytes"))?);
+        }
+        // As between nodes; and with so little memory in common that part of the messages finds none.
+        for mib in ["0", "1"] {
+            let mut command = self.mpirun(4, "mpi_comm");
+            command.env("BURN_SPATIAL_NODE_MEMORY", mib);
+            count.add(self.listed(command, &format!("mpi_comm on 4 ranks with {mib} MiB in common"))?);
         }
         Ok(count)
     }

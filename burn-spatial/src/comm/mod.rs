@@ -12,6 +12,8 @@ use burn_std::DType;
 mod counters;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+#[cfg(feature = "mpi")]
+mod node;
 mod reduce;
 pub mod threads;
 

@@ -26,13 +26,18 @@
 //! and its receive is started only when the header has told the right length: Open MPI 4.1 writes past the end of a
 //! buffer that is too short for a long message, and reports it after that.
 //!
-//! **Long payloads** are sent in parts of at most `BURN_SPATIAL_MAX_MESSAGE` bytes (1 GiB unless set; MPI counts in
+//! **Within a node** what does not fit a first message lies in memory that its processes share ([`super::node`]), as long
+//! as there is room: an MPI window of `BURN_SPATIAL_NODE_MEMORY` MiB a rank (64 unless set, at most half of what
+//! `/dev/shm` has left; 0 for none), of which pages are used when something lies there. The header tells where. An
+//! all-reduce is so summed from where the others' shares lie.
+//!
+//! **Long payloads** between nodes are sent in parts of at most `BURN_SPATIAL_MAX_MESSAGE` bytes (1 GiB unless set; MPI counts in
 //! `i32`). Of ranks that have it set differently, the smallest holds.
 
 use std::fmt;
 use std::io::Write;
 use std::mem::{ManuallyDrop, MaybeUninit};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -40,6 +45,7 @@ use std::time::{Duration, Instant};
 use burn_std::{BoolStore, DType};
 use mpi::ffi;
 
+use super::node::{NodeMemory, Part, Shelved};
 use super::{
     Comm, CommCounters, CommError, Communicator, Kind, ReduceOp, Request, Signature, env_number, reduce, timeout_from_env, without_rank,
 };
@@ -52,8 +58,11 @@ pub const DIRECT: usize = 16 << 10;
 const INLINE: usize = 4000;
 
 /// Bytes of the header: kind, type, operation, whether the signature has a length; from byte 4 the tag of the rest,
-/// from 8 that length, from 16 the payload's.
-const HEADER: usize = 24;
+/// from 8 that length, from 16 the payload's, from 24 one more than the payload's place in the node's memory.
+const HEADER: usize = 32;
+
+/// A part of the node's memory starts at a multiple of this.
+const PAGE: usize = 4096;
 
 /// The engine of this process; MPI has one world.
 static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
@@ -118,10 +127,12 @@ pub fn init() -> Result<Comm, InitError> {
     if provided < unsafe { ffi::RSMPI_THREAD_MULTIPLE } {
         return Err(InitError::Threads(provided));
     }
+    let (local_rank, node) = node_of(raw, rank, size)?;
     let engine = Arc::new(Engine {
         world: Handle(raw),
         rank,
-        local_rank: local_rank_of(raw, rank)?,
+        local_rank,
+        node,
         cap: cap as usize,
         timeout: timeout_from_env(),
         active: Mutex::default(),
@@ -166,14 +177,66 @@ pub fn local_rank() -> Option<usize> {
     ENGINE.get().map(|engine| engine.local_rank)
 }
 
-fn local_rank_of(world: ffi::MPI_Comm, rank: usize) -> Result<usize, CommError> {
+/// This rank's number among those of its node, and the memory they share, if they do. Collective.
+fn node_of(world: ffi::MPI_Comm, rank: usize, size: usize) -> Result<(usize, Option<NodeMemory>), CommError> {
     let mut node = unsafe { ffi::RSMPI_COMM_NULL };
-    let rc = unsafe { ffi::MPI_Comm_split_type(world, ffi::RSMPI_COMM_TYPE_SHARED, rank as i32, ffi::RSMPI_INFO_NULL, &mut node) };
+    let info = unsafe { ffi::RSMPI_INFO_NULL };
+    let rc = unsafe { ffi::MPI_Comm_split_type(world, ffi::RSMPI_COMM_TYPE_SHARED, rank as i32, info, &mut node) };
     check(rank, "MPI_Comm_split_type", rc)?;
-    let mut local = 0;
+    return_errors(rank, node)?;
+    let (mut local, mut count) = (0, 0);
     check(rank, "MPI_Comm_rank", unsafe { ffi::MPI_Comm_rank(node, &mut local) })?;
-    check(rank, "MPI_Comm_free", unsafe { ffi::MPI_Comm_free(&mut node) })?;
-    Ok(local as usize)
+    check(rank, "MPI_Comm_size", unsafe { ffi::MPI_Comm_size(node, &mut count) })?;
+    // All ranks of the node need to have the same idea.
+    let least = |mut own: u64| {
+        let (from, to) = ((&raw const own).cast(), (&raw mut own).cast());
+        // SAFETY: one number of the type named, in and out.
+        let rc = unsafe { ffi::MPI_Allreduce(from, to, 1, ffi::RSMPI_UINT64_T, ffi::RSMPI_MIN, node) };
+        check(rank, "MPI_Allreduce", rc).map(|()| own)
+    };
+    let wanted = env_number("BURN_SPATIAL_NODE_MEMORY").unwrap_or(64).saturating_mul(1 << 20);
+    let len = least(wanted.min(shared_memory_left() / 2 / count as u64))? as usize / PAGE * PAGE;
+    if count == 1 || len == 0 {
+        return Ok((local as usize, None));
+    }
+    let mut own: *mut u8 = std::ptr::null_mut();
+    let mut window = unsafe { ffi::RSMPI_WIN_NULL };
+    // SAFETY: MPI writes an address to the place of one.
+    let rc = unsafe { ffi::MPI_Win_allocate_shared(len as ffi::MPI_Aint, 1, info, node, (&raw mut own).cast(), &mut window) };
+    let made = check(rank, "MPI_Win_allocate_shared", rc);
+    if least(u64::from(made.is_ok()))? == 0 {
+        let cause = made.err().map_or("another rank of the node got none".into(), |error| error.to_string());
+        tracing::warn!("no memory shared by the ranks of this node, messages go through MPI: {cause}");
+        return Ok((local as usize, None));
+    }
+    let mut parts = vec![None; size];
+    for peer in 0..count {
+        let (mut len, mut unit, mut start): (ffi::MPI_Aint, i32, *mut u8) = (0, 0, std::ptr::null_mut());
+        // SAFETY: as above.
+        let rc = unsafe { ffi::MPI_Win_shared_query(window, peer, &mut len, &mut unit, (&raw mut start).cast()) };
+        check(rank, "MPI_Win_shared_query", rc)?;
+        let mut at = rank as u64;
+        // SAFETY: one number of the type named.
+        let rc = unsafe { ffi::MPI_Bcast((&raw mut at).cast(), 1, ffi::RSMPI_UINT64_T, peer, node) };
+        check(rank, "MPI_Bcast", rc)?;
+        parts[at as usize] = Some(Part { start, len: len as usize });
+    }
+    // SAFETY: whole pages, and a window lives as long as MPI does, for nobody frees it.
+    Ok((local as usize, Some(unsafe { NodeMemory::new(parts, Part { start: own, len }) })))
+}
+
+/// Bytes that files in memory can still have; beyond them a write would end the process.
+fn shared_memory_left() -> u64 {
+    #[cfg(target_os = "linux")]
+    {
+        let mut found = MaybeUninit::<libc::statvfs>::zeroed();
+        // SAFETY: the path ends with 0, and there is room for the answer, of which zeros are a valid one.
+        let (rc, found) = unsafe { (libc::statvfs(c"/dev/shm".as_ptr(), found.as_mut_ptr()), found.assume_init()) };
+        if rc == 0 {
+            return found.f_bavail.saturating_mul(found.f_frsize);
+        }
+    }
+    u64::MAX
 }
 
 /// The variable by which a launcher says that it started several ranks, where MPI sees one.
@@ -220,7 +283,7 @@ fn duplicate(rank: usize, comm: ffi::MPI_Comm) -> Result<ffi::MPI_Comm, CommErro
     Ok(copy)
 }
 
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -254,6 +317,7 @@ struct Engine {
     world: Handle,
     rank: usize,
     local_rank: usize,
+    node: Option<NodeMemory>,
     /// Bytes of the longest message.
     cap: usize,
     timeout: Option<Duration>,
@@ -547,8 +611,20 @@ const TYPES: [DType; 16] = [
 
 const OPS: [ReduceOp; 6] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::And, ReduceOp::Or];
 
-/// The header of `len` bytes of payload whose rest has the tag `rest`. Code 0 stands for none.
-fn encode(signature: Signature, rest: u16, len: usize) -> [u8; HEADER] {
+/// What the first message of a payload tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Header {
+    signature: Signature,
+    /// The tag of what does not fit the first message.
+    rest: u16,
+    /// Bytes of the payload.
+    len: usize,
+    /// Where it lies in the sender's part of the node's memory, if it does.
+    block: Option<usize>,
+}
+
+/// The header as sent. Code 0 stands for none.
+fn encode(Header { signature, rest, len, block }: Header) -> [u8; HEADER] {
     let code = |place: Option<usize>| place.map_or(0, |place| place as u8 + 1);
     let mut bytes = [0; HEADER];
     bytes[0] = signature.kind as u8;
@@ -559,12 +635,13 @@ fn encode(signature: Signature, rest: u16, len: usize) -> [u8; HEADER] {
     bytes[3] = u8::from(signature.len.is_some());
     bytes[4..6].copy_from_slice(&rest.to_le_bytes());
     bytes[8..16].copy_from_slice(&(signature.len.unwrap_or(0) as u64).to_le_bytes());
-    bytes[16..].copy_from_slice(&(len as u64).to_le_bytes());
+    bytes[16..24].copy_from_slice(&(len as u64).to_le_bytes());
+    bytes[24..].copy_from_slice(&block.map_or(0, |block| block as u64 + 1).to_le_bytes());
     bytes
 }
 
 /// What [`encode`] made; `None` for anything else.
-fn decode(bytes: &[u8]) -> Option<(Signature, u16, usize)> {
+fn decode(bytes: &[u8]) -> Option<Header> {
     let bytes = bytes.first_chunk::<HEADER>()?;
     let number = |at: usize| Some(u64::from_le_bytes(*bytes[at..].first_chunk()?) as usize);
     let dtype = usize::from(bytes[1]).checked_sub(1).and_then(|place| TYPES.get(place));
@@ -574,7 +651,34 @@ fn decode(bytes: &[u8]) -> Option<(Signature, u16, usize)> {
         reduce: dtype.copied().zip(op.copied()),
         len: if bytes[3] == 1 { Some(number(8)?) } else { None },
     };
-    Some((signature, u16::from_le_bytes([bytes[4], bytes[5]]), number(16)?))
+    let rest = u16::from_le_bytes([bytes[4], bytes[5]]);
+    Some(Header { signature, rest, len: number(16)?, block: number(24)?.checked_sub(1) })
+}
+
+/// What one rank sent.
+enum Payload {
+    Own(Vec<u8>),
+    Shelved(Shelved),
+}
+
+impl Deref for Payload {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Payload::Own(bytes) => bytes,
+            Payload::Shelved(bytes) => bytes,
+        }
+    }
+}
+
+impl Payload {
+    fn into_vec(self) -> Vec<u8> {
+        match self {
+            Payload::Own(bytes) => bytes,
+            Payload::Shelved(bytes) => bytes.to_vec(),
+        }
+    }
 }
 
 /// Payloads to some ranks and from some ranks: one step of a collective, or one message.
@@ -601,6 +705,8 @@ struct Incoming {
     /// Where the payload goes: given by the caller with its length, or `data`.
     place: Option<(*mut u8, usize)>,
     data: Vec<u8>,
+    /// The payload, if it lies in the sender's part of the node's memory.
+    shelved: Option<Shelved>,
     done: bool,
 }
 
@@ -636,17 +742,47 @@ impl Exchange {
     /// The bytes must stay in place and unchanged until the exchange is done, or be leaked with it.
     unsafe fn send(&mut self, to: impl Iterator<Item = usize>, data: *const u8, len: usize) -> Result<(), CommError> {
         let inline = self.inline().min(len);
-        let mut first = encode(self.signature, self.rest.1, len).to_vec();
-        // SAFETY: inline <= len.
-        first.extend_from_slice(unsafe { std::slice::from_raw_parts(data, inline) });
+        let mut far: Vec<usize> = to.collect();
+        let header = Header { signature: self.signature, rest: self.rest.1, len, block: None };
+        if len > inline
+            && let Some(node) = &self.group.engine.node
+        {
+            let on_node = |to: &usize| node.holds(self.group.members[*to]);
+            let near: Vec<usize> = far.iter().copied().filter(on_node).collect();
+            // SAFETY: the caller's promise.
+            let bytes = unsafe { std::slice::from_raw_parts(data, len) };
+            let block = if near.is_empty() { None } else { node.put(bytes, near.len() as u32) };
+            if block.is_some() {
+                far.retain(|to| !on_node(to));
+                let told = encode(Header { block, ..header }).to_vec();
+                // SAFETY: nothing follows the first message.
+                unsafe { self.send_first(&near, told, data, 0)? };
+            }
+        }
+        if far.is_empty() {
+            return Ok(());
+        }
+        let mut first = encode(header).to_vec();
+        // SAFETY: inline <= len; the caller vouches for the rest.
+        unsafe {
+            first.extend_from_slice(std::slice::from_raw_parts(data, inline));
+            self.send_first(&far, first, data.add(inline), len - inline)
+        }
+    }
+
+    /// Starts to send `first`, and `len` bytes at `rest` after it.
+    ///
+    /// # Safety
+    /// As for [`Exchange::send`].
+    unsafe fn send_first(&mut self, to: &[usize], first: Vec<u8>, rest: *const u8, len: usize) -> Result<(), CommError> {
         let (start, bytes) = (first.as_ptr(), first.len());
         self.kept.push(first);
         for to in to {
             // SAFETY: `kept` holds the first message; the caller vouches for the rest.
             unsafe {
-                self.transfer(self.first, to, start, bytes)?;
-                if len > inline {
-                    self.transfer(self.rest, to, data.add(inline), len - inline)?;
+                self.transfer(self.first, *to, start, bytes)?;
+                if len > 0 {
+                    self.transfer(self.rest, *to, rest, len)?;
                 }
             }
         }
@@ -687,7 +823,8 @@ impl Exchange {
         let group = &self.group;
         // SAFETY: the buffer has the room and moves into `incoming`; one message starts or does not.
         let head = unsafe { Transfer::start(group, self.first, from, first.as_mut_ptr(), room, true)? };
-        self.incoming.push(Incoming { from, first, head, body: None, place, data: Vec::new(), done: false });
+        let (body, data, shelved) = Default::default();
+        self.incoming.push(Incoming { from, first, head, body, place, data, shelved, done: false });
         Ok(())
     }
 
@@ -704,8 +841,8 @@ impl Exchange {
     }
 
     /// What came, in the order of the calls to [`Exchange::receive`].
-    fn payloads(&mut self) -> impl Iterator<Item = Vec<u8>> {
-        self.incoming.drain(..).map(|incoming| incoming.data)
+    fn payloads(&mut self) -> impl Iterator<Item = Payload> {
+        self.incoming.drain(..).map(|incoming| incoming.shelved.map_or(Payload::Own(incoming.data), Payload::Shelved))
     }
 }
 
@@ -748,25 +885,34 @@ impl Incoming {
             }
             // SAFETY: MPI has written this many bytes.
             unsafe { self.first.set_len(self.head.got) };
-            let Some((signature, tag, len)) = decode(&self.first) else {
-                let (rank, from) = (self.head.rank, self.head.peer);
+            let (rank, from) = (self.head.rank, self.head.peer);
+            let Some(Header { signature, rest: tag, len, block }) = decode(&self.first) else {
                 return Err(CommError::Length { rank, from, expected: HEADER, got: self.first.len() });
             };
-            expected.check(self.head.rank, signature, self.head.peer)?;
+            expected.check(rank, signature, from)?;
+            if let Some((_, room)) = self.place.filter(|(_, room)| *room != len) {
+                return Err(CommError::Length { rank, from, expected: room, got: len });
+            }
+            if let Some(block) = block {
+                let shelved = group.engine.node.as_ref().and_then(|node| node.get(from, block, len));
+                let Some(shelved) = shelved else { return Err(CommError::Length { rank, from, expected: 0, got: len }) };
+                match self.place {
+                    // SAFETY: there is room for len bytes.
+                    Some((start, _)) => unsafe { start.copy_from_nonoverlapping(shelved.as_ptr(), len) },
+                    None => self.shelved = Some(shelved),
+                }
+                self.done = true;
+                return Ok(true);
+            }
             let start = match self.place {
                 None => {
                     self.data.reserve_exact(len);
                     self.data.as_mut_ptr()
                 }
-                Some((start, room)) if room == len => start,
-                Some((_, room)) => {
-                    let (rank, from) = (self.head.rank, self.head.peer);
-                    return Err(CommError::Length { rank, from, expected: room, got: len });
-                }
+                Some((start, _)) => start,
             };
             let early = &self.first[HEADER..];
             if early.len() != len.min(inline) {
-                let (rank, from) = (self.head.rank, self.head.peer);
                 return Err(CommError::Length { rank, from, expected: len.min(inline), got: early.len() });
             }
             // SAFETY: there is room for len bytes, of which the first message holds the beginning.
@@ -848,7 +994,7 @@ impl AllReduce {
 
     /// Reduces `range` of the buffer with what came from the others.
     fn reduce(&mut self, range: Range<usize>, mut exchange: Exchange) {
-        let parts: Vec<Vec<u8>> = exchange.payloads().collect();
+        let parts: Vec<Payload> = exchange.payloads().collect();
         let others: Vec<&[u8]> = parts.iter().map(|part| &part[..]).collect();
         reduce::reduce(&mut self.data[range], self.group.rank, &others, self.dtype, self.op);
     }
@@ -1018,7 +1164,7 @@ impl MpiComm {
         self.counters.waited(kind, start.elapsed());
         result?;
         let mut slot = lock(&slot);
-        let payloads = slot.op.payloads().collect();
+        let payloads = slot.op.payloads().map(Payload::into_vec).collect();
         // `send_kept` put the data first.
         Ok((slot.op.kept.swap_remove(0), payloads))
     }
@@ -1189,11 +1335,12 @@ mod tests {
         for dtype in TYPES {
             for op in OPS {
                 let signature = Signature::all_reduce(5 << 32, dtype, op);
-                assert_eq!(decode(&encode(signature, 999, 77)), Some((signature, 999, 77)));
+                let header = Header { signature, rest: 999, len: 77, block: Some(6 << 30) };
+                assert_eq!(decode(&encode(header)), Some(header));
             }
         }
-        let barrier = Signature::of(Kind::Barrier);
-        assert_eq!(decode(&encode(barrier, 0, 0)), Some((barrier, 0, 0)));
+        let barrier = Header { signature: Signature::of(Kind::Barrier), rest: 0, len: 0, block: None };
+        assert_eq!(decode(&encode(barrier)), Some(barrier));
         assert_eq!(decode(&[0; HEADER - 1]), None);
     }
 }

@@ -4,9 +4,10 @@ use burn_backend::{Backend, DType, TensorData, TensorMetadata};
 use burn_std::{Shape, Slice};
 
 use super::plan::{Message, Plan, Region};
-use crate::comm::{Comm, CommError, Request};
+use crate::comm::{CommError, Request};
 use crate::kind::{Kind, Numeric};
 use crate::mesh::Mesh;
+use crate::trace::timed;
 
 /// Tag of messages that carry boxes forward.
 const FORWARD: u16 = 1;
@@ -18,41 +19,30 @@ pub(crate) fn slices(region: &Region) -> Vec<Slice> {
 }
 
 fn pack<B: Backend, K: Kind<B>>(block: &K::Primitive, message: &Message) -> Vec<u8> {
-    let mut bytes = Vec::new();
+    let mut bytes = Vec::with_capacity(message.elements() * block.dtype().size());
     for region in &message.regions {
         bytes.extend_from_slice(K::into_data(K::slice(block.clone(), &slices(region))).as_bytes());
     }
     bytes
 }
 
-/// Starts all receives, then all sends.
-#[allow(clippy::type_complexity)]
-fn post(
-    comm: &Comm,
-    tag: u16,
-    sends: Vec<(usize, Vec<u8>)>,
-    receives: Vec<(usize, usize)>,
-) -> Result<(Vec<Box<dyn Request>>, Vec<Box<dyn Request>>), CommError> {
-    let incoming = receives.into_iter().map(|(peer, bytes)| comm.start_recv(peer, tag, bytes)).collect::<Result<_, _>>()?;
-    let outgoing = sends.into_iter().map(|(peer, bytes)| comm.start_send(peer, tag, bytes)).collect::<Result<_, _>>()?;
-    Ok((incoming, outgoing))
-}
-
-/// Hands each box of a received message to `place`.
-fn unpack<B: Backend, K: Kind<B>>(
-    bytes: Vec<u8>,
-    message: &Message,
-    dtype: DType,
-    device: &B::Device,
-    mut place: impl FnMut(&Region, K::Primitive),
-) {
+/// The boxes of a received message.
+fn unpack<B: Backend, K: Kind<B>>(bytes: Vec<u8>, message: &Message, dtype: DType, device: &B::Device) -> Vec<(Region, K::Primitive)> {
+    let of = |region: &Region, bytes: Vec<u8>| {
+        let data = TensorData::from_bytes_vec(bytes, Shape::from(region.length.clone()), dtype);
+        (region.clone(), K::from_data(data, device))
+    };
+    if let [region] = &message.regions[..] {
+        return vec![of(region, bytes)];
+    }
     let mut rest = &bytes[..];
+    let mut parts = Vec::with_capacity(message.regions.len());
     for region in &message.regions {
         let (this, next) = rest.split_at(region.elements() * dtype.size());
         rest = next;
-        let data = TensorData::from_bytes_vec(this.to_vec(), Shape::from(region.length.clone()), dtype);
-        place(region, K::from_data(data, device));
+        parts.push(of(region, this.to_vec()));
     }
+    parts
 }
 
 /// Messages of an exchange on their way.
@@ -71,13 +61,16 @@ impl<'a> Exchange<'a> {
     /// As the communicator.
     pub fn start<B: Backend, K: Kind<B>>(mesh: &Mesh, plan: &'a Plan, own: &K::Primitive) -> Result<Exchange<'a>, CommError> {
         let dtype = own.dtype();
-        let (mut incoming, mut outgoing) = (Vec::new(), Vec::new());
+        let mut messages = Exchange { plan, dtype, incoming: Vec::new(), outgoing: Vec::new() };
         if let Some(comm) = mesh.group(plan.group) {
-            let sends = plan.sends.iter().map(|m| (m.peer, pack::<B, K>(own, m))).collect();
-            let receives = plan.receives.iter().map(|m| (m.peer, m.elements() * dtype.size())).collect();
-            (incoming, outgoing) = post(comm, FORWARD, sends, receives)?;
+            for message in &plan.receives {
+                messages.incoming.push(comm.start_recv(message.peer, FORWARD, message.elements() * dtype.size())?);
+            }
+            for message in &plan.sends {
+                messages.outgoing.push(comm.start_send(message.peer, FORWARD, pack::<B, K>(own, message))?);
+            }
         }
-        Ok(Exchange { plan, dtype, incoming, outgoing })
+        Ok(messages)
     }
 
     /// Lets messages make progress, between pieces of other work.
@@ -88,23 +81,49 @@ impl<'a> Exchange<'a> {
         self.incoming.iter_mut().chain(&mut self.outgoing).try_for_each(|request| request.test().map(drop))
     }
 
-    /// Waits for all messages; hands each box to `place` with where it lies in the needed block.
+    /// Waits for all messages; each box with where it lies in the needed block.
     ///
     /// # Errors
     /// As the communicator.
-    pub fn receive<B: Backend, K: Kind<B>>(
-        self,
-        device: &B::Device,
-        mut place: impl FnMut(&Region, K::Primitive),
-    ) -> Result<(), CommError> {
+    pub fn receive<B: Backend, K: Kind<B>>(self, device: &B::Device) -> Result<Vec<(Region, K::Primitive)>, CommError> {
+        let mut parts = Vec::new();
         for (request, message) in self.incoming.into_iter().zip(&self.plan.receives) {
-            unpack::<B, K>(request.wait()?, message, self.dtype, device, &mut place);
+            parts.extend(unpack::<B, K>(wait(request)?, message, self.dtype, device));
         }
-        self.outgoing.into_iter().try_for_each(|request| request.wait().map(drop))
+        self.outgoing.into_iter().try_for_each(|request| wait(request).map(drop))?;
+        Ok(parts)
     }
 }
 
+/// The box `wanted` of the block that `plan` needs, from this rank's own block and the boxes it has `received`.
+pub fn assemble<B: Backend, K: Kind<B>>(
+    plan: &Plan,
+    own: &K::Primitive,
+    received: &[(Region, K::Primitive)],
+    wanted: &Region,
+    device: &B::Device,
+) -> K::Primitive {
+    let kept = plan.keeps.iter().map(|(from, to)| (from.start.clone(), to, own));
+    let sources = kept.chain(received.iter().map(|(to, part)| (vec![0; to.start.len()], to, part)));
+    let zeros = || K::zeros(Shape::from(wanted.length.clone()), device, own.dtype());
+    let mut block = None;
+    for (from, to, source) in sources {
+        let Some((there, here)) = wanted.common(to) else { continue };
+        // `there` counts from the start of the source's box.
+        let start = there.start.iter().zip(from).map(|(a, b)| a + b).collect();
+        let part = K::slice(source.clone(), &slices(&Region { start, length: there.length }));
+        if here.length == wanted.length {
+            return part;
+        }
+        block = Some(K::slice_assign(block.take().unwrap_or_else(zeros), &slices(&here), part));
+    }
+    block.unwrap_or_else(zeros)
+}
+
 /// From this rank's own block to the block it needs. Collective over the plan's group.
+///
+/// # Errors
+/// As the communicator.
 pub fn exchange<B: Backend, K: Kind<B>>(
     mesh: &Mesh,
     plan: &Plan,
@@ -114,75 +133,65 @@ pub fn exchange<B: Backend, K: Kind<B>>(
     if plan.is_identity() {
         return Ok(own);
     }
-    let dtype = own.dtype();
     let messages = Exchange::start::<B, K>(mesh, plan, &own)?;
-    // One kept box and nothing to receive is a view.
-    if let ([(from, to)], true) = (&plan.keeps[..], plan.receives.is_empty())
-        && to.length == plan.block
-    {
-        let view = K::slice(own, &slices(from));
-        messages.receive::<B, K>(device, |_, _| {})?;
-        return Ok(view);
-    }
-    let mut block = K::zeros(Shape::from(plan.block.clone()), device, dtype);
-    for (from, to) in &plan.keeps {
-        block = K::slice_assign(block, &slices(to), K::slice(own.clone(), &slices(from)));
-    }
-    let mut target = Some(block);
-    messages.receive::<B, K>(device, |region, part| {
-        let block = target.take().expect("put back after every box");
-        target = Some(K::slice_assign(block, &slices(region), part));
-    })?;
-    Ok(target.expect("put back after every box"))
+    let received = messages.receive::<B, K>(device)?;
+    Ok(assemble::<B, K>(plan, &own, &received, &plan.needed(), device))
 }
 
-/// The adjoint of [`exchange`]: adds every part of the needed block to the shard it came from. Sums are made in the
-/// order own, then peers ascending. Collective over the plan's group.
+/// The adjoint of [`exchange`]: adds every part of the needed block to the shard it came from. `part` gives the values in a
+/// box of that block: those of other ranks first, which are on their way while it makes this rank's own (with `overlap`
+/// false they have arrived before). Sums are made in the order own, then peers ascending. Collective over the plan's group.
+///
+/// # Errors
+/// As the communicator.
 pub fn exchange_add<B: Backend, K: Numeric<B>>(
     mesh: &Mesh,
     plan: &Plan,
-    block: K::Primitive,
+    dtype: DType,
     device: &B::Device,
+    overlap: bool,
+    mut part: impl FnMut(&Region) -> K::Primitive,
 ) -> Result<K::Primitive, CommError> {
-    if plan.is_identity() {
-        return Ok(block);
-    }
-    let dtype = block.dtype();
-    let mut requests = None;
+    let mut incoming = Vec::new();
+    let mut outgoing = Vec::new();
     if let Some(comm) = mesh.group(plan.group) {
-        let sends = plan.receives.iter().map(|m| (m.peer, pack::<B, K>(&block, m))).collect();
-        let receives = plan.sends.iter().map(|m| (m.peer, m.elements() * dtype.size())).collect();
-        requests = Some(post(comm, REVERSE, sends, receives)?);
+        for message in &plan.sends {
+            incoming.push(comm.start_recv(message.peer, REVERSE, message.elements() * dtype.size())?);
+        }
+        for message in &plan.receives {
+            let mut bytes = Vec::with_capacity(message.elements() * dtype.size());
+            for region in &message.regions {
+                bytes.extend_from_slice(K::into_data(part(region)).as_bytes());
+            }
+            outgoing.push(comm.start_send(message.peer, REVERSE, bytes)?);
+        }
+    }
+    let mut arrived = Vec::new();
+    if !overlap {
+        arrived = std::mem::take(&mut incoming).into_iter().map(|request| wait(request)).collect::<Result<_, _>>()?;
     }
     let mut own = match &plan.keeps[..] {
         // The usual case: one part covers the whole shard.
-        [(to, from)] if to.length == plan.own => K::slice(block, &slices(from)),
+        [(to, from)] if to.length == plan.own => part(from),
         keeps => {
-            let mut own = K::zeros(Shape::from(plan.own.clone()), device, dtype);
-            for (to, from) in keeps {
-                own = add_into::<B, K>(own, to, K::slice(block.clone(), &slices(from)));
-            }
-            own
+            let zeros = K::zeros(Shape::from(plan.own.clone()), device, dtype);
+            keeps.iter().fold(zeros, |own, (to, from)| K::slice_add(own, &slices(to), part(from)))
         }
     };
-    if let Some((incoming, outgoing)) = requests {
-        for (request, message) in incoming.into_iter().zip(&plan.sends) {
-            let mut target = Some(own);
-            unpack::<B, K>(request.wait()?, message, dtype, device, |region, part| {
-                let own = target.take().expect("put back after every box");
-                target = Some(add_into::<B, K>(own, region, part));
-            });
-            own = target.expect("put back after every box");
-        }
-        for request in outgoing {
-            request.wait()?;
+    for request in incoming {
+        arrived.push(wait(request)?);
+    }
+    timed!(HALO, "add");
+    for (bytes, message) in arrived.into_iter().zip(&plan.sends) {
+        for (region, part) in unpack::<B, K>(bytes, message, dtype, device) {
+            own = K::slice_add(own, &slices(&region), part);
         }
     }
+    outgoing.into_iter().try_for_each(|request| wait(request).map(drop))?;
     Ok(own)
 }
 
-fn add_into<B: Backend, K: Numeric<B>>(target: K::Primitive, region: &Region, part: K::Primitive) -> K::Primitive {
-    let at = slices(region);
-    let sum = K::add(K::slice(target.clone(), &at), part);
-    K::slice_assign(target, &at, sum)
+fn wait(request: Box<dyn Request>) -> Result<Vec<u8>, CommError> {
+    timed!(HALO, "wait");
+    request.wait()
 }

@@ -5,6 +5,6 @@ pub mod plan;
 pub mod window;
 
 pub(crate) use exchange::slices;
-pub use exchange::{Exchange, exchange, exchange_add};
+pub use exchange::{Exchange, assemble, exchange, exchange_add};
 pub use plan::{AxisNeed, Piece, Plan, Region};
 pub use window::{AxisWindow, WindowPlan, pieces, scaled};

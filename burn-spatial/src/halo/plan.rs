@@ -154,6 +154,11 @@ impl Plan {
         plan
     }
 
+    /// All of the needed block.
+    pub fn needed(&self) -> Region {
+        Region { start: vec![0; self.block.len()], length: self.block.clone() }
+    }
+
     /// Whether the own block is the needed one.
     pub fn is_identity(&self) -> bool {
         self.sends.is_empty()

@@ -4,6 +4,7 @@
 //! one of the instruction sets this machine has. Anything else runs on the bodies in [`generic`], made of Burn ops.
 
 use std::any::Any;
+use std::ops::Range;
 
 use crate::trace::timed;
 use burn_backend::tensor::{FloatTensor, IntTensor};
@@ -50,6 +51,8 @@ pub type Window = [WindowAxis; 3];
 pub enum Count {
     /// The number of taps before these positions of the block, where the padding behind it ends.
     Padded([isize; 3]),
+    /// The number of taps at positions of the block from the first up to before the second.
+    Between([[isize; 2]; 3]),
     /// The number of taps that read inside the input block.
     Inside,
 }
@@ -64,7 +67,16 @@ impl Count {
     pub(crate) fn from(self, start: [usize; 3]) -> Count {
         match self {
             Count::Padded(ends) => Count::Padded(std::array::from_fn(|i| ends[i] - start[i] as isize)),
+            Count::Between(ranges) => Count::Between(std::array::from_fn(|i| ranges[i].map(|end| end - start[i] as isize))),
             Count::Inside => Count::Inside,
+        }
+    }
+
+    /// The same for a box of the block of `window` that starts at `start` and lacks some of what its outputs read.
+    pub(crate) fn within(self, window: &Window, start: [usize; 3]) -> Count {
+        match self {
+            Count::Inside => Count::Between(window.map(|axis| [0, axis.input as isize])).from(start),
+            count => count.from(start),
         }
     }
 
@@ -73,6 +85,7 @@ impl Count {
         let start = (o * axis.stride) as isize - axis.offset;
         let counted = match self {
             Count::Padded(ends) => isize::MIN..ends[i],
+            Count::Between(ranges) => ranges[i][0]..ranges[i][1],
             Count::Inside => 0..axis.input as isize,
         };
         (0..axis.kernel).filter(|t| counted.contains(&(start + (t * axis.dilation) as isize))).count().max(1)
@@ -160,6 +173,26 @@ pub(crate) fn dense<T: 'static>(tensor: T) -> T {
         _ => None,
     });
     copy.map_or(tensor, primitive)
+}
+
+/// `target` with its box `at` replaced by `part`, in place; gives both back where this cannot be done here.
+pub(crate) fn assign_box<T: 'static>(target: T, at: &[Range<usize>], part: T) -> Result<T, (T, T)> {
+    in_box(target, at, part, cpu::boxes::Assign)
+}
+
+/// `target` with `part` added to its box `at`, as [`assign_box`].
+pub(crate) fn add_box<T: 'static>(target: T, at: &[Range<usize>], part: T) -> Result<T, (T, T)> {
+    in_box(target, at, part, cpu::boxes::Add)
+}
+
+fn in_box<T: 'static>(target: T, at: &[Range<usize>], part: T, f: impl cpu::boxes::RunFn) -> Result<T, (T, T)> {
+    if !(&target as &dyn Any).is::<FlexTensor>() {
+        return Err((target, part));
+    }
+    match cpu::boxes::each_run(recast(target), at, recast(part), f) {
+        Ok(done) => Ok(primitive(done)),
+        Err(operands) => Err((primitive(operands.0), primitive(operands.1))),
+    }
 }
 
 /// Convolution of a block. x `[N, Cin, in..]`, weight `[Cout, Cin / groups, kernel..]`, bias `[Cout]` ->

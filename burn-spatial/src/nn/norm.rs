@@ -55,7 +55,7 @@ pub trait NormBackend: Backend {
 
 /// Burn's `norm` followed by an activation: x -> `leaky_relu(norm(x))` with negative results times `slope` (1: none, 0:
 /// ReLU). Running statistics are kept in `norm`, and a gradient taken, where Burn's own `forward` does. x is
-/// `[N, C, D, H, W]`. Collective where it is split: two all-reduces of C numbers forward, one of 2 C backward.
+/// `[N, C, D, H, W]`. Collective where it is split: 2 C numbers are gathered forward, and as many summed backward.
 ///
 /// # Panics
 /// If x has another number of channels than `norm`.
@@ -90,33 +90,24 @@ fn channels<B: Backend>([mean, var]: [FloatTensor<B>; 2], gamma: FloatTensor<B>,
     Channels { mean, scale: B::float_mul(inverse::<B>(var, spec.epsilon), gamma), shift: beta, slope: spec.slope }
 }
 
-/// [`NormBackend::batch_norm`] of this rank's block of a volume of `n` elements a channel; `reduce` sums over the
-/// ranks that hold the others.
+/// [`NormBackend::batch_norm`] of this rank's block of a volume of `n` elements a channel; `combine` makes the mean and the
+/// sum of squared deviations of the volume out of those of the blocks.
 pub(crate) fn of_block<B: Backend>(
     x: FloatTensor<B>,
     gamma: FloatTensor<B>,
     beta: FloatTensor<B>,
     spec: NormSpec,
     n: usize,
-    reduce: impl Fn(FloatTensor<B>) -> FloatTensor<B>,
+    combine: impl FnOnce([FloatTensor<B>; 2]) -> [FloatTensor<B>; 2],
 ) -> (FloatTensor<B>, [FloatTensor<B>; 2]) {
-    let own = x.shape().num_elements() / x.shape()[1];
-    let (own_mean, m2) = kernels::channel_moments::<B>(x.clone());
-    let over = |t, n: usize| B::float_div_scalar(t, Scalar::Float(n as f64));
-    let times = |t, n: usize| B::float_mul_scalar(t, Scalar::Float(n as f64));
-    let (mean, m2) = if own == n {
-        (own_mean, m2)
-    } else {
-        // Deviations from the block's mean become those from the whole's (Chan, Golub and LeVeque, 1979).
-        let mean = over(reduce(times(own_mean.clone(), own)), n);
-        let off = B::float_sub(own_mean, mean.clone());
-        (mean, reduce(B::float_add(m2, times(B::float_mul(off.clone(), off), own))))
-    };
-    let statistics = [mean, over(m2, n)];
+    let (mean, m2) = kernels::channel_moments::<B>(x.clone());
+    let [mean, m2] = combine([mean, m2]);
+    let statistics = [mean, B::float_div_scalar(m2, Scalar::Float(n as f64))];
     (kernels::channel_norm::<B>(x, &channels::<B>(statistics.clone(), gamma, beta, spec)), statistics)
 }
 
-/// [`NormBackend::batch_norm_grad`] of this rank's block, as [`of_block`].
+/// [`NormBackend::batch_norm_grad`] of this rank's block, as [`of_block`]; `reduce` sums over the ranks that hold the
+/// others.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn grad_of_block<B: Backend>(
     x: FloatTensor<B>,

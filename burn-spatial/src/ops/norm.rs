@@ -1,19 +1,63 @@
 //! Batch norm of split volumes: each rank's block, and sums of one number a channel.
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, TensorMetadata};
+use burn_backend::{Backend, TensorData, TensorMetadata};
 
 use crate::Spatial;
-use crate::comm::ReduceOp;
+use crate::comm::{CommError, ReduceOp};
+use crate::device::RankContext;
 use crate::gradients::all_reduce;
-use crate::kind::Float;
+use crate::kind::{Float, Kind};
 use crate::layout::Layout;
+use crate::mesh::AxisSet;
 use crate::nn::{NormBackend, NormSpec, norm};
 use crate::tensor::{SpatialTensor, communicated};
+use crate::trace::timed;
 
 /// How x has to lie: channels whole, all else split as it is.
 fn stored(x: &Layout) -> Layout {
     x.clone().with_pending(Default::default()).full_dim(1).materialized()
+}
+
+/// Mean, and sum of squared deviations from it, of each channel of a volume, out of those of the ranks' blocks, of which
+/// this rank's has `count` elements a channel (Chan, Golub and LeVeque, 1979). The same bits on all ranks. Collective over
+/// the axes.
+fn of_blocks<B: Backend>(
+    context: &RankContext,
+    own: [FloatTensor<B>; 2],
+    count: usize,
+    axes: AxisSet,
+    device: &B::Device,
+) -> Result<[FloatTensor<B>; 2], CommError> {
+    if context.mesh.group(axes).is_none() {
+        return Ok(own);
+    }
+    let comm = context.talking().group(axes).expect("there are others");
+    timed!(REDUCE, "moments");
+    let (shape, dtype) = (own[0].shape(), own[0].dtype());
+    let mut bytes = (count as f64).to_ne_bytes().to_vec();
+    for tensor in own {
+        bytes.extend_from_slice(<Float as Kind<B>>::into_data(tensor).convert::<f64>().as_bytes());
+    }
+    let channels = shape.num_elements();
+    let mut blocks = Vec::new();
+    for (rank, bytes) in comm.all_gather(&bytes)?.into_iter().enumerate() {
+        let (numbers, _) = bytes.as_chunks::<8>();
+        let expected = (1 + 2 * channels) * size_of::<f64>();
+        if bytes.len() != expected {
+            return Err(CommError::Length { rank: context.mesh.rank(), from: rank, expected, got: bytes.len() });
+        }
+        blocks.push(numbers.iter().map(|x| f64::from_ne_bytes(*x)).collect::<Vec<f64>>());
+    }
+    let n: f64 = blocks.iter().map(|block| block[0]).sum();
+    let whole = |c: usize| {
+        let mean = blocks.iter().map(|block| block[0] * block[1 + c]).sum::<f64>() / n;
+        let off = |block: &Vec<f64>| block[1 + c] - mean;
+        let m2: f64 = blocks.iter().map(|block| block[1 + channels + c] + block[0] * off(block) * off(block)).sum();
+        (mean, m2)
+    };
+    let (mean, m2): (Vec<f64>, Vec<f64>) = (0..channels).map(whole).unzip();
+    Ok([mean, m2].map(|values| <Float as Kind<B>>::from_data(TensorData::new(values, shape.clone()).convert_dtype(dtype), device)))
 }
 
 impl<B: Backend> NormBackend for Spatial<B> {
@@ -26,10 +70,10 @@ impl<B: Backend> NormBackend for Spatial<B> {
         let device = x.device().clone();
         let context = device.context();
         let (layout, n) = (stored(x.layout()), norm::each(&x.shape()));
-        let over = layout.split_over();
-        let reduce = |own| communicated(all_reduce::<B, Float>(&context, own, over, ReduceOp::Sum, device.inner_device()));
         let x = x.into_layout(&layout).settle().0;
-        let (y, statistics) = norm::of_block::<B>(x, gamma.into_whole(), beta.into_whole(), spec, n, reduce);
+        let count = norm::each(&x.shape());
+        let combine = |own| communicated(of_blocks::<B>(&context, own, count, layout.split_over(), device.inner_device()));
+        let (y, statistics) = norm::of_block::<B>(x, gamma.into_whole(), beta.into_whole(), spec, n, combine);
         let whole = statistics.map(|t| SpatialTensor::full(t, device.clone()));
         (SpatialTensor::new(y, layout, device.clone()), whole)
     }

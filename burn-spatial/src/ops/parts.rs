@@ -1,15 +1,16 @@
-//! A window operation in parts: what a rank's own shard suffices for, and the rest, which waits for halos.
+//! A window operation in parts: what a rank's own shard suffices for, and the rest, which waits for halos; and its gradient
+//! in parts: boxes of the block, each with the outputs that read it.
 
 use std::ops::Range;
 
 use crate::kernels::{Window, WindowAxis};
 
-/// Outputs that are computed together.
+/// Outputs next to each other, and a box of the block: what they are computed from together, or what they give back.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Part {
     /// Where the first one lies among all outputs.
     pub at: [usize; 3],
-    /// The box of the block that they are computed from.
+    /// The box of the block.
     pub input: [Range<usize>; 3],
     /// The geometry on that box.
     pub window: Window,
@@ -54,6 +55,21 @@ fn reads(axis: &WindowAxis, outputs: &Range<usize>) -> Range<usize> {
     let start = first.clamp(0, axis.input as isize).unsigned_abs();
     let end = (last + 1).clamp(0, axis.input as isize).unsigned_abs();
     if start < end { start..end } else { 0..1 }
+}
+
+/// The outputs of an axis that read any of `inputs`, and perhaps some between them.
+fn readers(axis: &WindowAxis, inputs: &Range<usize>) -> Range<usize> {
+    let reach = ((axis.kernel - 1) * axis.dilation) as isize;
+    let first = (inputs.start as isize + axis.offset - reach).max(0).unsigned_abs().div_ceil(axis.stride);
+    let last = (inputs.end as isize - 1 + axis.offset).div_euclid(axis.stride as isize);
+    let end = usize::try_from(last + 1).unwrap_or(0).min(axis.output);
+    first.min(end)..end
+}
+
+/// The box `input` of the block and the outputs that read it; `None` where none does.
+pub(super) fn reading(window: &Window, input: [Range<usize>; 3]) -> Option<Part> {
+    let outputs: [Range<usize>; 3] = std::array::from_fn(|i| readers(&window[i], &input[i]));
+    outputs.iter().all(|range| !range.is_empty()).then(|| Part::new(window, &outputs, input))
 }
 
 /// The outputs computed from the shard, which lies at `own` in the block, in up to `pieces` pieces along the depth; and
@@ -102,6 +118,37 @@ mod tests {
     }
 
     proptest! {
+        /// An output reads a box if it is one of those found, where it reads as in the block.
+        #[test]
+        fn the_readers_of_a_box_are_found(axes in [axis(), axis(), axis()]) {
+            let window = axes.clone().map(|(axis, _)| axis);
+            let input = axes.map(|(_, own)| own);
+            let part = reading(&window, input.clone());
+            for i in 0..3 {
+                for o in 0..window[i].output {
+                    for tap in 0..window[i].kernel {
+                        let tap = (tap * window[i].dilation) as isize;
+                        let in_block = (o * window[i].stride) as isize - window[i].offset + tap;
+                        let reads = usize::try_from(in_block).is_ok_and(|p| input[i].contains(&p));
+                        let Some(part) = &part else { continue };
+                        let found = o.checked_sub(part.at[i]).filter(|o| *o < part.window[i].output);
+                        prop_assert!(!reads || found.is_some());
+                        if let Some(o) = found {
+                            let in_box = (o * window[i].stride) as isize - part.window[i].offset + tap;
+                            prop_assert_eq!(in_block, in_box + input[i].start as isize);
+                        }
+                    }
+                }
+            }
+            if part.is_none() {
+                let none = (0..3).any(|i| (0..window[i].output).all(|o| (0..window[i].kernel).all(|tap| {
+                    let p = (o * window[i].stride + tap * window[i].dilation) as isize - window[i].offset;
+                    usize::try_from(p).map_or(true, |p| !input[i].contains(&p))
+                })));
+                prop_assert!(none);
+            }
+        }
+
         /// Every output belongs to one part, whose box has all of the block that it reads.
         #[test]
         fn parts_cover_the_output_once(axes in [axis(), axis(), axis()], pieces in 1usize..4) {

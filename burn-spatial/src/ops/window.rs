@@ -5,14 +5,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn_backend::tensor::{FloatTensor, IntTensor};
-use burn_backend::{Backend, TensorMetadata};
+use burn_backend::{Backend, DType, TensorMetadata};
 use burn_std::Shape;
 
 use super::parts::{self, Part};
 use super::{split_over, sum_dim};
 use crate::Spatial;
 use crate::device::{RankContext, SpatialDevice};
-use crate::halo::{AxisNeed, AxisWindow, Exchange, Piece, Plan, Region, WindowPlan, exchange_add, scaled, slices};
+use crate::halo::{AxisNeed, AxisWindow, Exchange, Piece, Plan, Region, WindowPlan, assemble, exchange_add, scaled, slices};
 use crate::kernels::{self, Count, Taps, Window};
 use crate::kind::{Float, Int, Kind};
 use crate::layout::{Axis, Layout, Storage};
@@ -57,12 +57,10 @@ impl Halo {
             let messages = self.send::<B>(context, &own);
             self.receive(x, messages, device.inner_device())
         });
-        timed!(HALO, "block");
         if self.plan.is_identity() {
             return own;
         }
-        let whole = Region { start: vec![0; self.plan.block.len()], length: self.plan.block.clone() };
-        self.assemble::<B>(&own, &received.parts, &whole, device.inner_device())
+        self.block::<B>(&own, &received, &self.plan.needed(), device.inner_device())
     }
 
     /// Starts the exchange: [`Halo::receive`] ends it. Collective.
@@ -75,42 +73,34 @@ impl Halo {
     /// Waits for the halo of `x`, which keeps it: on every rank, so that none waits where another does not send.
     fn receive<B: Backend>(&self, x: Tensor<B>, messages: Exchange<'_>, device: &B::Device) -> Received<FloatTensor<B>> {
         timed!(HALO, "receive");
-        let mut parts = Vec::new();
-        communicated(messages.receive::<B, Float>(device, |region, part| parts.push((region.clone(), part))));
-        x.keep_received(&self.plan, parts)
+        x.keep_received(&self.plan, communicated(messages.receive::<B, Float>(device)))
     }
 
-    /// The box `wanted` of this rank's block, from its own shard and what it has `received`.
-    fn assemble<B: Backend>(
+    /// The box `wanted` of this rank's block.
+    fn block<B: Backend>(
         &self,
         own: &FloatTensor<B>,
-        received: &[(Region, FloatTensor<B>)],
+        received: &Received<FloatTensor<B>>,
         wanted: &Region,
         device: &B::Device,
     ) -> FloatTensor<B> {
-        let kept = self.plan.keeps.iter().map(|(from, to)| (from.start.clone(), to, own));
-        let sources = kept.chain(received.iter().map(|(to, part)| (vec![0; to.start.len()], to, part)));
-        let mut block = None;
-        for (from, to, source) in sources {
-            let Some((there, here)) = wanted.common(to) else { continue };
-            // `there` counts from the start of the source's box.
-            let start = there.start.iter().zip(from).map(|(a, b)| a + b).collect();
-            let part = B::float_slice(source.clone(), &slices(&Region { start, length: there.length }));
-            if here.length == wanted.length {
-                return part;
-            }
-            let old = block.take().unwrap_or_else(|| B::float_zeros(Shape::from(wanted.length.clone()), device, own.dtype().into()));
-            block = Some(B::float_slice_assign(old, &slices(&here), part));
-        }
-        block.unwrap_or_else(|| B::float_zeros(Shape::from(wanted.length.clone()), device, own.dtype().into()))
+        timed!(HALO, "block");
+        assemble::<B, Float>(&self.plan, own, &received.parts, wanted, device)
     }
 
-    /// The gradient of a block, or a share of what lies there, added to the shards. Collective.
-    fn scatter<B: Backend>(&self, context: &RankContext, block: FloatTensor<B>, device: SpatialDevice<B::Device>) -> Tensor<B> {
+    /// The gradient of a volume, from that of the blocks: `part` gives what lies in a box of this rank's block, first in
+    /// those of other ranks. Collective.
+    fn scatter<B: Backend>(
+        &self,
+        context: &RankContext,
+        device: SpatialDevice<B::Device>,
+        dtype: DType,
+        part: impl FnMut(&Region) -> FloatTensor<B>,
+    ) -> Tensor<B> {
         self.count(context);
-        timed!(HALO, "scatter");
-        let own = communicated(exchange_add::<B, Float>(context.talking_as(&self.plan), &self.plan, block, device.inner_device()));
-        SpatialTensor::new(own, self.input.clone(), device)
+        let (mesh, overlap) = (context.talking_as(&self.plan), context.overlap());
+        let own = exchange_add::<B, Float>(mesh, &self.plan, dtype, device.inner_device(), overlap, part);
+        SpatialTensor::new(communicated(own), self.input.clone(), device)
     }
 
     fn count(&self, context: &RankContext) {
@@ -222,23 +212,38 @@ impl Windowed {
                 start: [0, 0].into_iter().chain(part.input.iter().map(|range| range.start)).collect(),
                 length: [n, c].into_iter().chain(part.input.iter().map(Range::len)).collect(),
             };
-            let block = {
-                timed!(HALO, "block");
-                self.halo.assemble::<B>(&own, &received.parts, &wanted, device.inner_device())
-            };
-            compute(block, &part);
+            compute(self.halo.block::<B>(&own, &received, &wanted, device.inner_device()), &part);
         }
     }
 
-    /// The output that `parts` are boxes of, each where `at` says.
-    fn joined<B: Backend, K: Kind<B>>(&self, at: &[[usize; 3]], mut parts: Vec<K::Primitive>, device: &B::Device) -> K::Primitive {
+    /// The gradient of the input from that of the output: `compute` gives what the outputs of a
+    /// part add to its box. Collective.
+    fn back<B: Backend>(
+        &self,
+        context: &RankContext,
+        device: SpatialDevice<B::Device>,
+        dtype: DType,
+        mut compute: impl FnMut(&Part) -> FloatTensor<B>,
+    ) -> Tensor<B> {
+        let inner = device.inner_device().clone();
+        self.halo.scatter::<B>(context, device, dtype, |region| {
+            let input = std::array::from_fn(|i| region.start[2 + i]..region.start[2 + i] + region.length[2 + i]);
+            match parts::reading(&self.local, input) {
+                Some(part) => compute(&part),
+                None => B::float_zeros(Shape::from(region.length.clone()), &inner, dtype.into()),
+            }
+        })
+    }
+
+    /// The output that `parts` are boxes of, each with where its first voxel lies.
+    fn joined<B: Backend, K: Kind<B>>(&self, mut parts: Vec<([usize; 3], K::Primitive)>, device: &B::Device) -> K::Primitive {
         if parts.len() == 1 {
-            return parts.remove(0);
+            return parts.remove(0).1;
         }
-        let (first, dtype) = (parts[0].shape(), parts[0].dtype());
+        let (first, dtype) = (parts[0].1.shape(), parts[0].1.dtype());
         let out = K::zeros(self.unwritten(first[0], first[1]), device, dtype);
-        parts.into_iter().zip(at).fold(out, |out, (part, at)| {
-            let region = Region { start: [&[0, 0][..], at].concat(), length: part.shape().to_vec() };
+        parts.into_iter().fold(out, |out, (at, part)| {
+            let region = Region { start: [&[0, 0][..], &at].concat(), length: part.shape().to_vec() };
             K::slice_assign(out, &slices(&region), part)
         })
     }
@@ -253,6 +258,15 @@ impl Windowed {
     fn output(&self, channels: usize) -> Layout {
         self.halo.output.with_dim(1, vec![Axis::full(channels)])
     }
+}
+
+/// What a part's outputs hold.
+fn outputs_of<B: Backend, K: Kind<B>>(all: &K::Primitive, part: &Part) -> K::Primitive {
+    let shape = all.shape();
+    let start = [0, 0].into_iter().chain(part.at).collect();
+    let length = [shape[0], shape[1]].into_iter().chain(part.window.map(|axis| axis.output)).collect();
+    let region = Region { start, length };
+    if region.length[..] == shape[..] { all.clone() } else { K::slice(all.clone(), &slices(&region)) }
 }
 
 /// An interpolation or an adaptive mean of one volume.
@@ -329,11 +343,10 @@ impl Pool {
             let (y, indices) = kernels::max_pool3d::<B>(block, &part.window, origin, windowed.volume);
             parts.push((part.at, y, indices));
         });
-        let (at, parts): (Vec<_>, Vec<_>) = parts.into_iter().map(|(at, y, indices)| (at, (y, indices))).unzip();
-        let (y, indices): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+        let (y, indices) = parts.into_iter().map(|(at, y, indices)| ((at, y), (at, indices))).unzip();
         let output = windowed.halo.output.clone();
-        let y = windowed.joined::<B, Float>(&at, y, device.inner_device());
-        let indices = windowed.joined::<B, Int>(&at, indices, device.inner_device());
+        let y = windowed.joined::<B, Float>(y, device.inner_device());
+        let indices = windowed.joined::<B, Int>(indices, device.inner_device());
         (SpatialTensor::new(y, output.clone(), device.clone()), SpatialTensor::new(indices, output, device))
     }
 
@@ -343,8 +356,11 @@ impl Pool {
         let (windowed, _) = self.on(&context, &x.layout);
         let grad = grad.into_layout(&windowed.halo.output).settle().0;
         let indices = indices.into_layout(&windowed.halo.output).settle().0;
-        let block = kernels::max_pool3d_grad::<B>(grad, indices, &windowed.local, windowed.origin, windowed.volume);
-        windowed.halo.scatter(&context, block, x.device.clone())
+        windowed.back::<B>(&context, x.device.clone(), grad.dtype(), |part| {
+            let (grad, indices) = (outputs_of::<B, Float>(&grad, part), outputs_of::<B, Int>(&indices, part));
+            let origin = std::array::from_fn(|i| windowed.origin[i] + part.input[i].start as isize);
+            kernels::max_pool3d_grad::<B>(grad, indices, &part.window, origin, windowed.volume)
+        })
     }
 
     /// The means. Collective.
@@ -352,13 +368,12 @@ impl Pool {
         let device = x.device().clone();
         let context = device.context();
         let (windowed, count) = self.on(&context, x.layout());
-        let (mut at, mut parts) = (Vec::new(), Vec::new());
+        let mut parts = Vec::new();
         windowed.in_parts::<B>(&context, x, |block, part| {
             let starts = std::array::from_fn(|i| part.input[i].start);
-            at.push(part.at);
-            parts.push(kernels::avg_pool3d::<B>(block, &part.window, count.from(starts)));
+            parts.push((part.at, kernels::avg_pool3d::<B>(block, &part.window, count.from(starts))));
         });
-        SpatialTensor::new(windowed.joined::<B, Float>(&at, parts, device.inner_device()), windowed.halo.output, device)
+        SpatialTensor::new(windowed.joined::<B, Float>(parts, device.inner_device()), windowed.halo.output, device)
     }
 
     /// The gradient of the mean's x, which lay at `x`. Collective.
@@ -366,8 +381,10 @@ impl Pool {
         let context = x.device.context();
         let (windowed, count) = self.on(&context, &x.layout);
         let grad = grad.into_layout(&windowed.halo.output).settle().0;
-        let block = kernels::avg_pool3d_grad::<B>(grad, &windowed.local, count);
-        windowed.halo.scatter(&context, block, x.device.clone())
+        windowed.back::<B>(&context, x.device.clone(), grad.dtype(), |part| {
+            let count = count.within(&windowed.local, std::array::from_fn(|i| part.input[i].start));
+            kernels::avg_pool3d_grad::<B>(outputs_of::<B, Float>(&grad, part), &part.window, count)
+        })
     }
 }
 
@@ -385,8 +402,9 @@ pub(super) fn resample_grad<B: Backend>(x: &Placement<B::Device>, grad: Tensor<B
     let context = x.device.context();
     let resampled = Resampled::new(&context, &x.layout, taps);
     let grad = grad.into_layout(&resampled.halo.output).settle().0;
+    let dtype = grad.dtype();
     let block = kernels::resample_grad::<B>(grad, &resampled.local);
-    resampled.halo.scatter(&context, block, x.device.clone())
+    resampled.halo.scatter::<B>(&context, x.device.clone(), dtype, |region| B::float_slice(block.clone(), &slices(region)))
 }
 
 /// This rank's share of the gradient of a convolution's weight, and the mesh axes over which shares are summed.
@@ -436,8 +454,10 @@ impl Transposed {
         let context = device.context();
         let windowed = self.on(&context, x.layout());
         let x = x.into_layout(&windowed.halo.output).settle().0;
-        let block = kernels::conv3d_data_grad::<B>(x, weight.into_whole(), &windowed.local, self.groups);
-        windowed.halo.scatter(&context, block, device)
+        let weight = weight.into_whole();
+        windowed.back::<B>(&context, device, x.dtype(), |part| {
+            kernels::conv3d_data_grad::<B>(outputs_of::<B, Float>(&x, part), weight.clone(), &part.window, self.groups)
+        })
     }
 
     /// The gradient of x, which lay at `x`. Collective.
@@ -503,8 +523,10 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         let weight_dims = dims(&weight.shape());
         let windowed = Windowed::over(&context, &x.layout, conv_windows(spec, &x.layout.shape(), weight_dims));
         let grad = grad.into_layout(&windowed.output(weight_dims[0])).settle().0;
-        let block = kernels::conv3d_data_grad::<B>(grad, weight.into_whole(), &windowed.local, spec.groups);
-        windowed.halo.scatter(&context, block, device)
+        let weight = weight.into_whole();
+        windowed.back::<B>(&context, device, grad.dtype(), |part| {
+            kernels::conv3d_data_grad::<B>(outputs_of::<B, Float>(&grad, part), weight.clone(), &part.window, spec.groups)
+        })
     }
 
     fn conv3d_padded_weight_grad(

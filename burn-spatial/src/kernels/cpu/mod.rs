@@ -4,6 +4,7 @@ use burn_backend::{Element, Shape};
 use burn_flex::{FlexTensor, Layout};
 use burn_std::Bytes;
 
+pub(crate) mod boxes;
 mod broadcast;
 mod conv;
 pub(crate) mod norm;
