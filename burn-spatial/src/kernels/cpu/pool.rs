@@ -57,7 +57,8 @@ vectorised! {
     /// the tap that each is from, counted from 1.
     fn max_slice<T>(x: &[T], reads: &Reads<'_>, od: usize, out: &mut [T], best_taps: &mut [u32]) {
         let [_, h, w] = reads.window;
-        let mut read_row = vec![T::default(); w.output];
+        let [mut read_row, mut next] = [0; 2].map(|_| vec![T::default(); w.output]);
+        let mut next_taps = vec![0u32; w.output];
         for (oh, (out, best_taps)) in out.chunks_exact_mut(w.output).zip(best_taps.chunks_exact_mut(w.output)).enumerate() {
             for (nd, id) in reads.along(0, od) {
                 for (nh, ih) in reads.along(1, oh) {
@@ -68,14 +69,19 @@ vectorised! {
                         let read_row = &mut read_row[..range.len()];
                         strided(read_row, &x[first..], w.stride, |to, x| *to = x);
                         let tap = ((nd * h.kernel + nh) * w.kernel + nw + 1) as u32;
-                        // Without a branch: which is larger is as good as random.
-                        for ((best, best_tap), x) in out[range.clone()].iter_mut().zip(&mut best_taps[range]).zip(&*read_row) {
+                        let (out, best_taps) = (&mut out[range.clone()], &mut best_taps[range.clone()]);
+                        let (next, next_taps) = (&mut next[range.clone()], &mut next_taps[range]);
+                        // Without a branch, which is larger is as good as random, and without stores that depend on it.
+                        let best = out.iter().zip(&*best_taps).zip(&*read_row);
+                        for ((next, next_tap), ((best, best_tap), x)) in next.iter_mut().zip(&mut *next_taps).zip(best) {
                             // The second test finds a NaN that is the first one.
                             #[allow(clippy::eq_op, reason = "only NaN differs from itself")]
                             let better = (*x > *best) | ((*x != *x) & (*best == *best)) | (*best_tap == 0);
-                            *best = if better { *x } else { *best };
-                            *best_tap = if better { tap } else { *best_tap };
+                            *next = if better { *x } else { *best };
+                            *next_tap = if better { tap } else { *best_tap };
                         }
+                        out.copy_from_slice(next);
+                        best_taps.copy_from_slice(next_taps);
                     }
                 }
             }
@@ -88,7 +94,7 @@ pub(crate) fn max<T: Real>(isa: Isa, x: &[T], window: &Window, origin: [isize; 3
     let [d, h, w] = window;
     let (inputs, slice) = (d.input * h.input * w.input, h.output * w.output);
     let size = x.len() / inputs.max(1) * d.output * slice;
-    let (mut out, mut at) = (vec![T::NEG_INFINITY; size], vec![-1i64; size]);
+    let (mut out, mut at) = (vec![T::NEG_INFINITY; size], vec![0i64; size]);
     if size == 0 {
         return (out, at);
     }
@@ -105,9 +111,11 @@ pub(crate) fn max<T: Real>(isa: Isa, x: &[T], window: &Window, origin: [isize; 3
         let (x, od) = (&x[i / d.output * inputs..][..inputs], i % d.output);
         let mut best_taps = vec![0u32; slice];
         max_slice(isa, x, &reads, od, out, &mut best_taps);
-        for (o, (at, tap)) in at.iter_mut().zip(&best_taps).enumerate().filter(|(_, (_, tap))| **tap > 0) {
-            let of = [od, o / w.output, o % w.output];
-            *at = flat([0, 1, 2].map(|i| (of[i] * window[i].stride) as isize + origin[i])) + of_taps[*tap as usize];
+        for (oh, (at, best_taps)) in at.chunks_exact_mut(w.output).zip(best_taps.chunks_exact(w.output)).enumerate() {
+            let of_row = flat([(od * d.stride) as isize + origin[0], (oh * h.stride) as isize + origin[1], origin[2]]);
+            for (ow, (at, tap)) in at.iter_mut().zip(best_taps).enumerate() {
+                *at = if *tap > 0 { of_row + (ow * w.stride) as i64 + of_taps[*tap as usize] } else { -1 };
+            }
         }
     });
     (out, at)
