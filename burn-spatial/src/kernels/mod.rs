@@ -298,7 +298,7 @@ pub fn max_pool3d<B: Backend>(
     let Some(fx) = flex(&x) else { return generic::max_pool3d::<B>(x, window, origin, volume) };
     let shape = with_extents(x.shape()[0], x.shape()[1], outputs(window));
     typed!(fx, T => {
-        let (out, at) = cpu::max::<T>(cpu::slice(&fx), window, origin, volume);
+        let (out, at) = cpu::max::<T>(cpu::Isa::get(), cpu::slice(&fx), window, origin, volume);
         (primitive(cpu::tensor(out, shape)), primitive(cpu::tensor(at, shape)))
     })
 }
@@ -329,7 +329,7 @@ pub fn avg_pool3d<B: Backend>(x: FloatTensor<B>, window: &Window, count: Count) 
     timed!(KERNEL, "avg_pool3d");
     let Some(fx) = flex(&x) else { return generic::avg_pool3d::<B>(x, window, count) };
     let shape = with_extents(x.shape()[0], x.shape()[1], outputs(window));
-    primitive(typed!(fx, T => cpu::tensor(cpu::average::<T>(cpu::slice(&fx), window, count), shape)))
+    primitive(typed!(fx, T => cpu::tensor(cpu::average::<T>(cpu::Isa::get(), cpu::slice(&fx), window, count), shape)))
 }
 
 /// The gradient of [`avg_pool3d`]: grad `[N, C, out..]` -> `[N, C, in..]`.
@@ -337,7 +337,7 @@ pub fn avg_pool3d_grad<B: Backend>(grad: FloatTensor<B>, window: &Window, count:
     timed!(KERNEL, "avg_pool3d_grad");
     let Some(fg) = flex(&grad) else { return generic::avg_pool3d_grad::<B>(grad, window, count) };
     let shape = with_extents(grad.shape()[0], grad.shape()[1], inputs(window));
-    primitive(typed!(fg, T => cpu::tensor(cpu::average_grad::<T>(cpu::slice(&fg), window, count), shape)))
+    primitive(typed!(fg, T => cpu::tensor(cpu::average_grad::<T>(cpu::Isa::get(), cpu::slice(&fg), window, count), shape)))
 }
 
 /// x `[N, C, in..]` -> `[N, C, out..]`: along each axis the sums that `taps` describes.
@@ -405,7 +405,7 @@ pub fn channel_moments<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, FloatT
     timed!(KERNEL, "channel_moments");
     let Some(fx) = flex(&x) else { return generic::channel_moments::<B>(x) };
     typed!(fx, T => {
-        let (mean, m2) = cpu::norm::moments::<T>(cpu::slice(&fx), fx.shape()[1], plane(&fx));
+        let (mean, m2) = cpu::norm::moments::<T>(cpu::Isa::get(), cpu::slice(&fx), fx.shape()[1], plane(&fx));
         (primitive(line(mean)), primitive(line(m2)))
     })
 }
@@ -417,7 +417,7 @@ pub fn channel_norm<B: Backend>(x: FloatTensor<B>, channels: &Channels<B>) -> Fl
     primitive(typed!(fx, T => {
         let (mean, scale, shift) = (cpu::slice(&mean), cpu::slice(&scale), cpu::slice(&shift));
         let channels = cpu::norm::Channels { mean, scale, shift, slope: channels.slope as T };
-        cpu::tensor(cpu::norm::norm::<T>(cpu::slice(&fx), plane(&fx), channels), fx.shape().dims())
+        cpu::tensor(cpu::norm::norm::<T>(cpu::Isa::get(), cpu::slice(&fx), plane(&fx), channels), fx.shape().dims())
     }))
 }
 
@@ -430,7 +430,7 @@ pub fn channel_grad_sums<B: Backend>(x: FloatTensor<B>, grad: FloatTensor<B>, ch
     typed!(fx, T => {
         let (mean, scale, shift) = (cpu::slice(&mean), cpu::slice(&scale), cpu::slice(&shift));
         let channels = cpu::norm::Channels { mean, scale, shift, slope: channels.slope as T };
-        let (sum, dot) = cpu::norm::grad_sums::<T>(cpu::slice(&fx), cpu::slice(&fg), plane(&fx), channels);
+        let (sum, dot) = cpu::norm::grad_sums::<T>(cpu::Isa::get(), cpu::slice(&fx), cpu::slice(&fg), plane(&fx), channels);
         (primitive(line(sum)), primitive(line(dot)))
     })
 }
@@ -451,7 +451,7 @@ pub fn channel_grad<B: Backend>(
     primitive(typed!(fx, T => {
         let (mean, scale, shift) = (cpu::slice(&mean), cpu::slice(&scale), cpu::slice(&shift));
         let channels = cpu::norm::Channels { mean, scale, shift, slope: channels.slope as T };
-        let out = cpu::norm::grad::<T>(cpu::slice(&fx), cpu::slice(&fg), plane(&fx), channels, cpu::slice(&fa), cpu::slice(&fb));
+        let out = cpu::norm::grad::<T>(cpu::Isa::get(), cpu::slice(&fx), cpu::slice(&fg), plane(&fx), channels, cpu::slice(&fa), cpu::slice(&fb));
         cpu::tensor(out, fx.shape().dims())
     }))
 }

@@ -1,7 +1,7 @@
 //! Element-wise operations of a volume with one number a channel (or a row, or a feature), in one pass; and dense
 //! copies of permuted volumes, run by run.
 
-use std::ops::{Div, Sub};
+use std::ops::Div;
 
 use burn_flex::{FlexTensor, Layout};
 use rayon::prelude::*;
@@ -49,7 +49,7 @@ impl Runs {
     }
 
     /// Writes the result over `values`.
-    pub(crate) fn apply<T: Real + Sub<Output = T> + Div<Output = T>>(self, values: &mut [T], small: &[T], arithmetic: Arithmetic) {
+    pub(crate) fn apply<T: Real + Div<Output = T>>(self, values: &mut [T], small: &[T], arithmetic: Arithmetic) {
         match arithmetic {
             Arithmetic::Add => self.each(values, small, |x, s| x + s),
             Arithmetic::Sub => self.each(values, small, |x, s| x - s),

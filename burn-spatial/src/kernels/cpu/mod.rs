@@ -1,8 +1,11 @@
 //! Kernels for the CPU backend's buffers: f32 and f64, AVX-512, AVX2 or portable code, threads through rayon.
 
+use std::mem::MaybeUninit;
+
 use burn_backend::{Element, Shape};
 use burn_flex::{FlexTensor, Layout};
 use burn_std::Bytes;
+use rayon::prelude::*;
 
 pub(crate) mod boxes;
 mod broadcast;
@@ -28,6 +31,29 @@ pub(crate) fn slice<T: Real>(tensor: &FlexTensor) -> &[T] {
 /// A tensor of `values`.
 pub(crate) fn tensor<T: Element + bytemuck::Pod + Send + Sync>(values: Vec<T>, shape: [usize; 5]) -> FlexTensor {
     FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(Shape::from(shape)), T::dtype())
+}
+
+/// `count` chunks of `each` values, of which `write(i, chunk)` writes each, in parallel: large buffers are not filled
+/// with zeros first.
+///
+/// # Safety
+/// `write` must write every value of its chunk.
+pub(crate) unsafe fn written<T: Real>(count: usize, each: usize, write: impl Fn(usize, &mut [MaybeUninit<T>]) + Sync) -> Vec<T> {
+    let mut out = Vec::with_capacity(count * each);
+    if count * each > 0 {
+        let chunks = out.spare_capacity_mut()[..count * each].par_chunks_exact_mut(each);
+        chunks.enumerate().for_each(|(i, chunk)| write(i, chunk));
+    }
+    // SAFETY: every value is written.
+    unsafe { out.set_len(count * each) };
+    out
+}
+
+/// The chunk, after `value` was written everywhere.
+pub(crate) fn filled<T: Copy>(chunk: &mut [MaybeUninit<T>], value: T) -> &mut [T] {
+    chunk.fill(MaybeUninit::new(value));
+    // SAFETY: every value is written.
+    unsafe { &mut *(std::ptr::from_mut(chunk) as *mut [T]) }
 }
 
 #[cfg(test)]

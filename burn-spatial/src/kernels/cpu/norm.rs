@@ -1,11 +1,12 @@
 //! Batch norm with a leaky ReLU behind it: statistics in one pass over memory, results in one, gradients in two.
 
-use std::ops::Sub;
+use std::mem::MaybeUninit;
 
 use burn_backend::ElementConversion;
 use rayon::prelude::*;
 
-use super::Real;
+use super::simd::vectorised;
+use super::{Isa, Real, written};
 
 /// Elements summed in their own type before they are added up in f64; they stay in the first cache.
 const BLOCK: usize = 1024;
@@ -33,42 +34,50 @@ struct Channel<T> {
     zero: bool,
 }
 
-impl<T: Real + Sub<Output = T>> Channels<'_, T> {
+impl<T: Real> Channels<'_, T> {
     fn of(&self, plane: usize) -> Channel<T> {
         let c = plane % self.mean.len();
         Channel { mean: self.mean[c], scale: self.scale[c], shift: self.shift[c], slope: self.slope, zero: self.slope == T::default() }
     }
 }
 
-impl<T: Real + Sub<Output = T>> Channel<T> {
+impl<T: Real> Channel<T> {
     /// `x` before the activation, and the activation's factor there.
+    #[inline(always)]
     fn before(self, x: T) -> (T, bool) {
         let y = (x - self.mean) * self.scale + self.shift;
-        (y, y < T::default() || (self.zero && y == T::default()))
+        (y, (y < T::default()) | (self.zero & (y == T::default())))
     }
 
+    #[inline(always)]
     fn apply(self, x: T) -> T {
         let (y, negative) = self.before(x);
         if negative { y * self.slope } else { y }
     }
 
     /// The gradient before the activation.
+    #[inline(always)]
     fn back(self, x: T, grad: T) -> T {
         if self.before(x).1 { grad * self.slope } else { grad }
     }
 }
 
-/// The sum of `f` over elements at the same place, lanes first.
-fn sum<T: Real>(n: usize, f: impl Fn(usize) -> T) -> f64 {
-    let mut lanes = [T::default(); LANES];
-    let whole = n - n % LANES;
-    for start in (0..whole).step_by(LANES) {
-        for (lane, total) in lanes.iter_mut().enumerate() {
-            *total += f(start + lane);
+/// The sums of what `f` makes of the elements at the same place of `a` and `b`, lanes first.
+#[inline(always)]
+fn sums<T: Real, const N: usize>(a: &[T], b: &[T], f: impl Fn(T, T) -> [T; N]) -> [f64; N] {
+    let mut lanes = [[T::default(); LANES]; N];
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    for (a, b) in a.iter().zip(b) {
+        for lane in 0..LANES {
+            let values = f(a[lane], b[lane]);
+            (0..N).for_each(|i| lanes[i][lane] += values[i]);
         }
     }
-    (whole..n).for_each(|i| lanes[i - whole] += f(i));
-    lanes.iter().map(|lane| lane.elem::<f64>()).sum()
+    for (lane, (a, b)) in a_rest.iter().zip(b_rest).enumerate() {
+        let values = f(*a, *b);
+        (0..N).for_each(|i| lanes[i][lane] += values[i]);
+    }
+    lanes.map(|lanes| lanes.iter().map(|lane| lane.elem::<f64>()).sum())
 }
 
 /// Count, mean, and sum of squared deviations from it (Chan, Golub and LeVeque, "Updating formulae and a pairwise
@@ -81,12 +90,14 @@ struct Moments {
 }
 
 impl Moments {
-    fn of<T: Real + Sub<Output = T>>(block: &[T]) -> Moments {
+    #[inline(always)]
+    fn of<T: Real>(block: &[T]) -> Moments {
         let n = block.len() as f64;
-        let mean = sum(block.len(), |i| block[i]) / n;
+        let [sum] = sums(block, block, |x, _| [x]);
+        let mean = sum / n;
         // Deviations from the rounded mean, and what that adds.
         let rounded: T = mean.elem();
-        let m2 = sum(block.len(), |i| (block[i] - rounded) * (block[i] - rounded));
+        let [m2] = sums(block, block, |x, _| [(x - rounded) * (x - rounded)]);
         let off = mean - rounded.elem::<f64>();
         Moments { n, mean, m2: (m2 - n * off * off).max(0.0) }
     }
@@ -106,50 +117,69 @@ fn by_channel<A: Copy + Default>(planes: &[A], channels: usize, add: impl Fn(A, 
     (0..channels).map(|c| planes.iter().skip(c).step_by(channels).fold(A::default(), |a, b| add(a, *b))).collect()
 }
 
+vectorised! {
+    fn plane_moments<T>(x: &[T]) -> Moments {
+        x.chunks(BLOCK).map(Moments::of).fold(Moments::default(), Moments::with)
+    }
+}
+
 /// Mean and sum of squared deviations of each channel of `x`, `[N, C, plane]`.
-pub(crate) fn moments<T: Real + Sub<Output = T>>(x: &[T], channels: usize, plane: usize) -> (Vec<T>, Vec<T>) {
-    let of_plane = |x: &[T]| x.chunks(BLOCK).map(Moments::of).fold(Moments::default(), Moments::with);
-    let planes: Vec<Moments> = x.par_chunks(plane).map(of_plane).collect();
+pub(crate) fn moments<T: Real>(isa: Isa, x: &[T], channels: usize, plane: usize) -> (Vec<T>, Vec<T>) {
+    let planes: Vec<Moments> = x.par_chunks(plane).map(|x| plane_moments(isa, x)).collect();
     by_channel(&planes, channels, Moments::with).into_iter().map(|m| (m.mean.elem::<T>(), m.m2.elem::<T>())).unzip()
 }
 
+vectorised! {
+    fn plane_norm<T>(x: &[T], channel: Channel<T>, out: &mut [MaybeUninit<T>]) {
+        out.iter_mut().zip(x).for_each(|(out, x)| *out = MaybeUninit::new(channel.apply(*x)));
+    }
+}
+
 /// The normalised, activated volume.
-pub(crate) fn norm<T: Real + Sub<Output = T>>(x: &[T], plane: usize, channels: Channels<'_, T>) -> Vec<T> {
-    let mut out = vec![T::default(); x.len()];
-    out.par_chunks_mut(plane).zip(x.par_chunks(plane)).enumerate().for_each(|(i, (out, x))| {
-        let channel = channels.of(i);
-        out.iter_mut().zip(x).for_each(|(out, x)| *out = channel.apply(*x));
-    });
-    out
+pub(crate) fn norm<T: Real>(isa: Isa, x: &[T], plane: usize, channels: Channels<'_, T>) -> Vec<T> {
+    let of_plane = |i: usize, out: &mut [MaybeUninit<T>]| plane_norm(isa, &x[i * plane..][..plane], channels.of(i), out);
+    // SAFETY: every value of a plane is written.
+    unsafe { written(x.len() / plane.max(1), plane, of_plane) }
+}
+
+vectorised! {
+    fn plane_sums<T>(x: &[T], grad: &[T], channel: Channel<T>) -> [f64; 2] {
+        let mut totals = [0.0; 2];
+        for (x, grad) in x.chunks(BLOCK).zip(grad.chunks(BLOCK)) {
+            let [sum, dot] = sums(x, grad, |x, grad| {
+                let back = channel.back(x, grad);
+                [back, back * (x - channel.mean)]
+            });
+            totals = [totals[0] + sum, totals[1] + dot];
+        }
+        totals
+    }
 }
 
 /// Of each channel, the sums of the gradient before the activation and of its product with `x - mean`.
-pub(crate) fn grad_sums<T: Real + Sub<Output = T>>(x: &[T], grad: &[T], plane: usize, channels: Channels<'_, T>) -> (Vec<T>, Vec<T>) {
-    let of_plane = |(i, (x, grad)): (usize, (&[T], &[T]))| {
-        let channel = channels.of(i);
-        let of_block = |(x, grad): (&[T], &[T])| {
-            let back = |i: usize| channel.back(x[i], grad[i]);
-            (sum(x.len(), back), sum(x.len(), |i| back(i) * (x[i] - channel.mean)))
-        };
-        x.chunks(BLOCK).zip(grad.chunks(BLOCK)).map(of_block).fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1))
-    };
-    let planes: Vec<(f64, f64)> = x.par_chunks(plane).zip(grad.par_chunks(plane)).enumerate().map(of_plane).collect();
-    let sums = by_channel(&planes, channels.mean.len(), |a, b| (a.0 + b.0, a.1 + b.1));
-    sums.into_iter().map(|(sum, dot)| (sum.elem::<T>(), dot.elem::<T>())).unzip()
+pub(crate) fn grad_sums<T: Real>(isa: Isa, x: &[T], grad: &[T], plane: usize, channels: Channels<'_, T>) -> (Vec<T>, Vec<T>) {
+    let of_plane = |(i, (x, grad)): (usize, (&[T], &[T]))| plane_sums(isa, x, grad, channels.of(i));
+    let planes: Vec<[f64; 2]> = x.par_chunks(plane).zip(grad.par_chunks(plane)).enumerate().map(of_plane).collect();
+    let sums = by_channel(&planes, channels.mean.len(), |a, b| [a[0] + b[0], a[1] + b[1]]);
+    sums.into_iter().map(|[sum, dot]| (sum.elem::<T>(), dot.elem::<T>())).unzip()
+}
+
+vectorised! {
+    fn plane_grad<T>(x: &[T], grad: &[T], channel: Channel<T>, a: T, b: T, out: &mut [MaybeUninit<T>]) {
+        for ((out, x), grad) in out.iter_mut().zip(x).zip(grad) {
+            *out = MaybeUninit::new(channel.scale * (channel.back(*x, *grad) - a - (*x - channel.mean) * b));
+        }
+    }
 }
 
 /// The gradient of x: `scale * (g - a - (x - mean) * b)`, g the gradient before the activation.
-pub(crate) fn grad<T: Real + Sub<Output = T>>(x: &[T], grad: &[T], plane: usize, channels: Channels<'_, T>, a: &[T], b: &[T]) -> Vec<T> {
-    let mut out = vec![T::default(); x.len()];
-    let both = x.par_chunks(plane).zip(grad.par_chunks(plane));
-    out.par_chunks_mut(plane).zip(both).enumerate().for_each(|(i, (out, (x, grad)))| {
-        let channel = channels.of(i);
-        let (a, b) = (a[i % a.len()], b[i % b.len()]);
-        for ((out, x), grad) in out.iter_mut().zip(x).zip(grad) {
-            *out = channel.scale * (channel.back(*x, *grad) - a - (*x - channel.mean) * b);
-        }
-    });
-    out
+pub(crate) fn grad<T: Real>(isa: Isa, x: &[T], grad: &[T], plane: usize, channels: Channels<'_, T>, a: &[T], b: &[T]) -> Vec<T> {
+    let of_plane = |i: usize, out: &mut [MaybeUninit<T>]| {
+        let values = i * plane..(i + 1) * plane;
+        plane_grad(isa, &x[values.clone()], &grad[values], channels.of(i), a[i % a.len()], b[i % b.len()], out);
+    };
+    // SAFETY: every value of a plane is written.
+    unsafe { written(x.len() / plane.max(1), plane, of_plane) }
 }
 
 #[cfg(test)]
@@ -161,7 +191,7 @@ mod tests {
         // Two channels of two planes of 3000 values around 1e4: a naive sum of squares in f32 would be off by the variance.
         let value = |i: usize| 1e4 + ((i * 7919) % 1000) as f32 / 500.0;
         let x: Vec<f32> = (0..12_000).map(value).collect();
-        let (mean, m2) = moments(&x, 2, 3000);
+        let (mean, m2) = moments(Isa::get(), &x, 2, 3000);
         for c in 0..2 {
             let of: Vec<f64> = (0..2).flat_map(|n| (0..3000).map(move |i| (n * 2 + c) * 3000 + i)).map(|i| f64::from(x[i])).collect();
             let want = of.iter().sum::<f64>() / 6000.0;

@@ -1,11 +1,13 @@
 //! Pools and their gradients, one plane of channels after the other.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use rayon::prelude::*;
 
 use super::super::{Count, Window, WindowAxis};
-use super::simd::Real;
+use super::simd::{Isa, Real, interleave, strided, vectorised};
+use super::{filled, written};
 
 /// For each tap the outputs that read inside the input, and the input of output 0.
 fn taps(axis: &WindowAxis) -> Vec<(Range<usize>, isize)> {
@@ -18,62 +20,101 @@ fn taps(axis: &WindowAxis) -> Vec<(Range<usize>, isize)> {
         .collect()
 }
 
-/// Calls `f(output row, input row)` for each pair of rows that the taps `td`, `th` join.
+/// What output `o` reads with a tap, if that is inside the input.
 fn read(o: usize, tap: &(Range<usize>, isize), stride: usize) -> Option<usize> {
     tap.0.contains(&o).then(|| (o * stride).wrapping_add_signed(tap.1))
 }
 
-/// x `[planes, in..]` -> the maxima `[planes, out..]` and where in the volume they lie, -1 for a window without input.
-pub(crate) fn max<T: Real>(x: &[T], window: &Window, origin: [isize; 3], volume: [usize; 3]) -> (Vec<T>, Vec<i64>) {
-    let [d, h, w] = window;
-    let (inputs, row) = (d.input * h.input * w.input, w.output);
-    let planes = x.len() / inputs.max(1);
-    let [td, th, tw] = [taps(d), taps(h), taps(w)];
-    let size = planes * d.output * h.output * row;
-    let (mut out, mut at) = (vec![T::NEG_INFINITY; size], vec![-1i64; size]);
-    if size == 0 {
-        return (out, at);
+/// A window's taps along each axis.
+struct Reads<'a> {
+    window: &'a Window,
+    taps: [Vec<(Range<usize>, isize)>; 3],
+}
+
+impl Reads<'_> {
+    fn of(window: &Window) -> Reads<'_> {
+        Reads { window, taps: [0, 1, 2].map(|i| taps(&window[i])) }
     }
-    let flat = |d: isize, h: isize, w: isize| ((d * volume[1] as isize + h) * volume[2] as isize + w) as i64;
-    // How far each tap lies from that at the origin, in the volume.
-    let mut of_taps = Vec::with_capacity(td.len() * th.len() * tw.len());
-    for (_, d) in &td {
-        for (_, h) in &th {
-            of_taps.extend(tw.iter().map(|(_, w)| flat(*d, *h, *w)));
+
+    /// The taps of output `o` along an axis, and the inputs they read.
+    fn along(&self, axis: usize, o: usize) -> impl Iterator<Item = (usize, usize)> {
+        let stride = self.window[axis].stride;
+        self.taps[axis].iter().enumerate().filter_map(move |(n, tap)| Some((n, read(o, tap, stride)?)))
+    }
+
+    /// For each input along an axis the outputs that read it, in order.
+    fn readers(&self, axis: usize) -> Vec<Vec<usize>> {
+        let mut readers = vec![Vec::new(); self.window[axis].input];
+        for o in 0..self.window[axis].output {
+            self.along(axis, o).for_each(|(_, i)| readers[i].push(o));
         }
+        readers
     }
-    let slice = h.output * row;
-    out.par_chunks_exact_mut(slice).zip(at.par_chunks_exact_mut(slice)).enumerate().for_each(|(i, (out, at))| {
-        let (x, od) = (&x[i / d.output * inputs..][..inputs], i % d.output);
-        // Of each output the best tap, counted from 1; and what a tap reads.
-        let (mut best_tap, mut read_row) = (vec![0u32; row], vec![T::default(); row]);
-        for (oh, (out, at)) in out.chunks_exact_mut(row).zip(at.chunks_exact_mut(row)).enumerate() {
-            best_tap.fill(0);
-            for (nd, id) in td.iter().enumerate().filter_map(|(n, t)| Some((n, read(od, t, d.stride)?))) {
-                for (nh, ih) in th.iter().enumerate().filter_map(|(n, t)| Some((n, read(oh, t, h.stride)?))) {
+}
+
+vectorised! {
+    /// Of one plane of outputs of the channel `x`: raises `out` to the maxima, and `best_taps`, 0 at first, to the number of
+    /// the tap that each is from, counted from 1.
+    fn max_slice<T>(x: &[T], reads: &Reads<'_>, od: usize, out: &mut [T], best_taps: &mut [u32]) {
+        let [_, h, w] = reads.window;
+        let [mut read_row, mut next] = [0; 2].map(|_| vec![T::default(); w.output]);
+        let mut next_taps = vec![0u32; w.output];
+        for (oh, (out, best_taps)) in out.chunks_exact_mut(w.output).zip(best_taps.chunks_exact_mut(w.output)).enumerate() {
+            for (nd, id) in reads.along(0, od) {
+                for (nh, ih) in reads.along(1, oh) {
                     let x = &x[(id * h.input + ih) * w.input..][..w.input];
-                    for (nw, (range, base)) in tw.iter().enumerate() {
-                        let Some(first) = range.clone().next().map(|o| (o * w.stride).wrapping_add_signed(*base)) else {
-                            continue;
-                        };
-                        let n = range.len();
-                        read_row[..n].iter_mut().zip(x[first..].iter().step_by(w.stride)).for_each(|(to, x)| *to = *x);
-                        let tap = ((nd * th.len() + nh) * tw.len() + nw + 1) as u32;
-                        let (out, best_tap) = (&mut out[range.clone()][..n], &mut best_tap[range.clone()][..n]);
-                        // Without a branch: which is larger is as good as random.
-                        for ((best, best_tap), x) in out.iter_mut().zip(best_tap).zip(&read_row[..n]) {
+                    for (nw, tap) in reads.taps[2].iter().enumerate() {
+                        let range = tap.0.clone();
+                        let Some(first) = read(range.start, tap, w.stride) else { continue };
+                        let read_row = &mut read_row[..range.len()];
+                        strided(read_row, &x[first..], w.stride, |to, x| *to = x);
+                        let tap = ((nd * h.kernel + nh) * w.kernel + nw + 1) as u32;
+                        let (out, best_taps) = (&mut out[range.clone()], &mut best_taps[range.clone()]);
+                        let (next, next_taps) = (&mut next[range.clone()], &mut next_taps[range]);
+                        // Without a branch, which is larger is as good as random, and without stores that depend on it.
+                        let best = out.iter().zip(&*best_taps).zip(&*read_row);
+                        for ((next, next_tap), ((best, best_tap), x)) in next.iter_mut().zip(&mut *next_taps).zip(best) {
                             // The second test finds a NaN that is the first one.
                             #[allow(clippy::eq_op, reason = "only NaN differs from itself")]
                             let better = (*x > *best) | ((*x != *x) & (*best == *best)) | (*best_tap == 0);
-                            *best = if better { *x } else { *best };
-                            *best_tap = if better { tap } else { *best_tap };
+                            *next = if better { *x } else { *best };
+                            *next_tap = if better { tap } else { *best_tap };
                         }
+                        out.copy_from_slice(next);
+                        best_taps.copy_from_slice(next_taps);
                     }
                 }
             }
-            let start = |o: usize, axis: usize| (o * window[axis].stride) as isize + origin[axis];
-            for (ow, (at, tap)) in at.iter_mut().zip(&best_tap).enumerate().filter(|(_, (_, tap))| **tap > 0) {
-                *at = flat(start(od, 0), start(oh, 1), start(ow, 2)) + of_taps[*tap as usize - 1];
+        }
+    }
+}
+
+/// x `[planes, in..]` -> the maxima `[planes, out..]` and where in the volume they lie, -1 for a window without input.
+pub(crate) fn max<T: Real>(isa: Isa, x: &[T], window: &Window, origin: [isize; 3], volume: [usize; 3]) -> (Vec<T>, Vec<i64>) {
+    let [d, h, w] = window;
+    let (inputs, slice) = (d.input * h.input * w.input, h.output * w.output);
+    let size = x.len() / inputs.max(1) * d.output * slice;
+    let (mut out, mut at) = (vec![T::NEG_INFINITY; size], vec![0i64; size]);
+    if size == 0 {
+        return (out, at);
+    }
+    let reads = Reads::of(window);
+    let flat = |[d, h, w]: [isize; 3]| ((d * volume[1] as isize + h) * volume[2] as isize + w) as i64;
+    // How far each tap lies from that at the origin, in the volume; no tap comes first.
+    let mut of_taps = vec![0];
+    for (_, d) in &reads.taps[0] {
+        for (_, h) in &reads.taps[1] {
+            of_taps.extend(reads.taps[2].iter().map(|(_, w)| flat([*d, *h, *w])));
+        }
+    }
+    out.par_chunks_exact_mut(slice).zip(at.par_chunks_exact_mut(slice)).enumerate().for_each(|(i, (out, at))| {
+        let (x, od) = (&x[i / d.output * inputs..][..inputs], i % d.output);
+        let mut best_taps = vec![0u32; slice];
+        max_slice(isa, x, &reads, od, out, &mut best_taps);
+        for (oh, (at, best_taps)) in at.chunks_exact_mut(w.output).zip(best_taps.chunks_exact(w.output)).enumerate() {
+            let of_row = flat([(od * d.stride) as isize + origin[0], (oh * h.stride) as isize + origin[1], origin[2]]);
+            for (ow, (at, tap)) in at.iter_mut().zip(best_taps).enumerate() {
+                *at = if *tap > 0 { of_row + (ow * w.stride) as i64 + of_taps[*tap as usize] } else { -1 };
             }
         }
     });
@@ -84,102 +125,136 @@ pub(crate) fn max<T: Real>(x: &[T], window: &Window, origin: [isize; 3], volume:
 pub(crate) fn max_grad<T: Real>(grad: &[T], at: &[i64], window: &Window, origin: [isize; 3], volume: [usize; 3]) -> Vec<T> {
     let inputs: usize = window.iter().map(|a| a.input).product();
     let outputs: usize = window.iter().map(|a| a.output).product();
-    let mut out = vec![T::default(); grad.len() / outputs.max(1) * inputs];
-    if out.is_empty() {
-        return out;
-    }
     let [d, h, w] = [0, 1, 2].map(|i| window[i].input as i64);
     let [vh, vw] = [volume[1] as i64, volume[2] as i64];
     let [z0, y0, x0] = origin.map(|o| o as i64);
     let whole = origin == [0; 3] && window.map(|axis| axis.input) == volume;
-    out.par_chunks_exact_mut(inputs).zip(grad.par_chunks_exact(outputs)).zip(at.par_chunks_exact(outputs)).for_each(|((out, grad), at)| {
+    let spread = |plane: usize, out: &mut [MaybeUninit<T>]| {
+        // Zeros here and not for all planes at once: they are in the cache still when the gradients come.
+        let out = filled(out, T::default());
+        let outputs = plane * outputs..(plane + 1) * outputs;
+        let pairs = grad[outputs.clone()].iter().zip(&at[outputs]).filter(|(_, at)| **at >= 0);
         if whole {
-            for (g, at) in grad.iter().zip(at) {
-                if let Some(out) = usize::try_from(*at).ok().and_then(|at| out.get_mut(at)) {
+            for (g, at) in pairs {
+                if let Some(out) = out.get_mut(*at as usize) {
                     *out += *g;
                 }
             }
             return;
         }
-        for (g, at) in grad.iter().zip(at).filter(|(_, at)| **at >= 0) {
+        for (g, at) in pairs {
             let (z, y, x) = (at / (vh * vw) - z0, at / vw % vh - y0, at % vw - x0);
             if (0..d).contains(&z) && (0..h).contains(&y) && (0..w).contains(&x) {
                 out[((z * h + y) * w + x) as usize] += *g;
             }
         }
-    });
-    out
+    };
+    // SAFETY: each chunk is filled first.
+    unsafe { written(grad.len() / outputs.max(1), inputs, spread) }
 }
 
-/// What the sum over each output's taps is multiplied by: one table an axis.
-fn scales<T: Real>(window: &Window, count: Count) -> [Vec<T>; 3] {
-    [0, 1, 2].map(|i| {
-        let axis = &window[i];
-        (0..axis.output).map(|o| T::reciprocal(count.of(i, axis, o))).collect()
-    })
+/// The means of a window, or their gradients: a window's taps, and what the sum over each output's is multiplied by, one
+/// table an axis.
+struct Means<'a, T> {
+    reads: Reads<'a>,
+    scales: [Vec<T>; 3],
+}
+
+impl<T: Real> Means<'_, T> {
+    fn of(window: &Window, count: Count) -> Means<'_, T> {
+        let scales = |i: usize| (0..window[i].output).map(|o| T::reciprocal(count.of(i, &window[i], o))).collect();
+        Means { reads: Reads::of(window), scales: [0, 1, 2].map(scales) }
+    }
+}
+
+/// `to += from`, element by element.
+#[inline(always)]
+fn add<T: Real>(to: &mut [T], from: &[T]) {
+    to.iter_mut().zip(from).for_each(|(to, from)| *to += *from);
+}
+
+vectorised! {
+    /// One plane of means of the channel `x`: the rows that an output row reads are added up first, then neighbours.
+    fn mean_slice<T>(x: &[T], means: &Means<'_, T>, od: usize, out: &mut [MaybeUninit<T>]) {
+        let Means { reads, scales: [sd, sh, sw] } = means;
+        let [_, h, w] = reads.window;
+        let (mut rows, mut sums) = (vec![T::default(); w.input], vec![T::default(); w.output]);
+        for (oh, out) in out.chunks_exact_mut(w.output).enumerate() {
+            rows.fill(T::default());
+            for (_, id) in reads.along(0, od) {
+                for (_, ih) in reads.along(1, oh) {
+                    add(&mut rows, &x[(id * h.input + ih) * w.input..][..w.input]);
+                }
+            }
+            sums.fill(T::default());
+            for tap in &reads.taps[2] {
+                if let Some(first) = read(tap.0.start, tap, w.stride) {
+                    strided(&mut sums[tap.0.clone()], &rows[first..], w.stride, |sum, x| *sum += x);
+                }
+            }
+            let scale = sd[od] * sh[oh];
+            for ((out, sum), sw) in out.iter_mut().zip(&sums).zip(sw) {
+                out.write(*sum * (scale * *sw));
+            }
+        }
+    }
 }
 
 /// x `[planes, in..]` -> means `[planes, out..]`.
-pub(crate) fn average<T: Real>(x: &[T], window: &Window, count: Count) -> Vec<T> {
+pub(crate) fn average<T: Real>(isa: Isa, x: &[T], window: &Window, count: Count) -> Vec<T> {
     let [d, h, w] = window;
-    let (inputs, row) = (d.input * h.input * w.input, w.output);
-    let planes = x.len() / inputs.max(1);
-    let [td, th, tw] = [taps(d), taps(h), taps(w)];
-    let [sd, sh, sw] = scales::<T>(window, count);
-    let mut out = vec![T::default(); planes * d.output * h.output * row];
-    if out.is_empty() {
-        return out;
-    }
-    out.par_chunks_exact_mut(h.output * row).enumerate().for_each(|(i, out)| {
-        let (x, od) = (&x[i / d.output * inputs..][..inputs], i % d.output);
-        for (oh, out) in out.chunks_exact_mut(row).enumerate() {
-            for id in td.iter().filter_map(|t| read(od, t, d.stride)) {
-                for ih in th.iter().filter_map(|t| read(oh, t, h.stride)) {
-                    let x = &x[(id * h.input + ih) * w.input..][..w.input];
-                    for (range, base) in &tw {
-                        let Some(first) = range.clone().next().map(|o| (o * w.stride).wrapping_add_signed(*base)) else {
-                            continue;
-                        };
-                        out[range.clone()].iter_mut().zip(x[first..].iter().step_by(w.stride)).for_each(|(o, x)| *o += *x);
-                    }
+    let inputs = d.input * h.input * w.input;
+    let means = Means::of(window, count);
+    let slice = |i: usize, out: &mut [MaybeUninit<T>]| mean_slice(isa, &x[i / d.output * inputs..][..inputs], &means, i % d.output, out);
+    // SAFETY: a slice is whole rows, of which each value is written.
+    unsafe { written(x.len() / inputs.max(1) * d.output, h.output * w.output, slice) }
+}
+
+vectorised! {
+    /// One plane of inputs of a channel, whose outputs have the gradient `grad`: `depth` names the planes of outputs that
+    /// read it, `height` the rows of them that read each of its rows.
+    fn mean_grad_slice<T>(grad: &[T], means: &Means<'_, T>, depth: &[usize], height: &[Vec<usize>], out: &mut [MaybeUninit<T>]) {
+        let Means { reads, scales: [sd, sh, sw] } = means;
+        let [_, h, w] = reads.window;
+        let slice = h.output * w.output;
+        let mut sums = vec![T::default(); slice];
+        for od in depth {
+            let of_plane = sums.iter_mut().zip(&grad[od * slice..][..slice]);
+            of_plane.for_each(|(sum, g)| *sum += *g * sd[*od]);
+        }
+        // Along the width each tap adds to every `stride`-th input: those side by side, then in their order.
+        let pitch = w.input.div_ceil(w.stride);
+        let mut phases = vec![T::default(); w.stride * pitch];
+        let mut spread = vec![T::default(); h.output * w.input];
+        for ((sums, spread), sh) in sums.chunks_exact_mut(w.output).zip(spread.chunks_exact_mut(w.input)).zip(sh) {
+            sums.iter_mut().zip(sw).for_each(|(sum, sw)| *sum = *sum * (*sh * *sw));
+            phases.fill(T::default());
+            for tap in &reads.taps[2] {
+                if let Some(first) = read(tap.0.start, tap, w.stride) {
+                    add(&mut phases[first % w.stride * pitch + first / w.stride..], &sums[tap.0.clone()]);
                 }
             }
-            let scale = sd[od] * sh[oh];
-            out.iter_mut().zip(&sw).for_each(|(o, s)| *o = *o * (scale * *s));
+            interleave(&phases, pitch, spread);
         }
-    });
-    out
+        let mut total = vec![T::default(); w.input];
+        for (out, rows) in out.chunks_exact_mut(w.input).zip(height) {
+            total.fill(T::default());
+            rows.iter().for_each(|oh| add(&mut total, &spread[oh * w.input..][..w.input]));
+            out.iter_mut().zip(&total).for_each(|(out, total)| *out = MaybeUninit::new(*total));
+        }
+    }
 }
 
 /// Spreads each output's gradient over the inputs of its window.
-pub(crate) fn average_grad<T: Real>(grad: &[T], window: &Window, count: Count) -> Vec<T> {
+pub(crate) fn average_grad<T: Real>(isa: Isa, grad: &[T], window: &Window, count: Count) -> Vec<T> {
     let [d, h, w] = window;
-    let inputs = d.input * h.input * w.input;
     let outputs = d.output * h.output * w.output;
-    let [td, th, tw] = [taps(d), taps(h), taps(w)];
-    let [sd, sh, sw] = scales::<T>(window, count);
-    let mut out = vec![T::default(); grad.len() / outputs.max(1) * inputs];
-    if out.is_empty() {
-        return out;
-    }
-    out.par_chunks_exact_mut(inputs).zip(grad.par_chunks_exact(outputs)).for_each(|(out, grad)| {
-        let mut scaled = vec![T::default(); w.output];
-        for (o, grad) in grad.chunks_exact(w.output).enumerate() {
-            let (od, oh) = (o / h.output, o % h.output);
-            let scale = sd[od] * sh[oh];
-            scaled.iter_mut().zip(grad).zip(&sw).for_each(|((to, g), s)| *to = *g * (scale * *s));
-            for id in td.iter().filter_map(|t| read(od, t, d.stride)) {
-                for ih in th.iter().filter_map(|t| read(oh, t, h.stride)) {
-                    let out = &mut out[(id * h.input + ih) * w.input..][..w.input];
-                    for (range, base) in &tw {
-                        let Some(first) = range.clone().next().map(|o| (o * w.stride).wrapping_add_signed(*base)) else {
-                            continue;
-                        };
-                        out[first..].iter_mut().step_by(w.stride).zip(&scaled[range.clone()]).for_each(|(o, g)| *o += *g);
-                    }
-                }
-            }
-        }
-    });
-    out
+    let means = Means::of(window, count);
+    let [depth, height] = [0, 1].map(|axis| means.reads.readers(axis));
+    let slice = |i: usize, out: &mut [MaybeUninit<T>]| {
+        let grad = &grad[i / d.input * outputs..][..outputs];
+        mean_grad_slice(isa, grad, &means, &depth[i % d.input], &height, out);
+    };
+    // SAFETY: a slice is whole rows, of which each value is written.
+    unsafe { written(grad.len() / outputs.max(1) * d.input, h.input * w.input, slice) }
 }

@@ -1,6 +1,6 @@
-//! The one micro-kernel, a small matrix product on vectors, for every instruction set.
+//! The micro-kernels, small products on vectors, and plain loops, for every instruction set.
 
-use std::ops::{Add, AddAssign, Mul};
+use std::ops::{Add, AddAssign, Mul, Sub};
 use std::sync::OnceLock;
 
 use burn_backend::Element;
@@ -53,6 +53,80 @@ impl Isa {
     }
 }
 
+/// Defines a function of plain loops that is compiled for every instruction set: its first argument is the [`Isa`], which
+/// must be available on this machine. What the loops call must be inlined. The values are the same on all: nothing here
+/// fuses a product and a sum.
+macro_rules! vectorised {
+    ($(#[$meta:meta])* fn $name:ident<T>($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
+        $(#[$meta])*
+        fn $name<T: $crate::kernels::cpu::Real>(isa: $crate::kernels::cpu::Isa, $($arg: $type),*) $(-> $result)? {
+            #[inline(always)]
+            fn body<T: $crate::kernels::cpu::Real>($($arg: $type),*) $(-> $result)? $body
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f")]
+            fn avx512<T: $crate::kernels::cpu::Real>($($arg: $type),*) $(-> $result)? {
+                body::<T>($($arg),*)
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            fn avx2<T: $crate::kernels::cpu::Real>($($arg: $type),*) $(-> $result)? {
+                body::<T>($($arg),*)
+            }
+
+            match isa {
+                // SAFETY: the machine has what `isa` stands for.
+                #[cfg(target_arch = "x86_64")]
+                $crate::kernels::cpu::Isa::Avx512 => unsafe { avx512::<T>($($arg),*) },
+                // SAFETY: as above.
+                #[cfg(target_arch = "x86_64")]
+                $crate::kernels::cpu::Isa::Avx2 => unsafe { avx2::<T>($($arg),*) },
+                $crate::kernels::cpu::Isa::Portable => body::<T>($($arg),*),
+            }
+        }
+    };
+}
+pub(super) use vectorised;
+
+/// Calls `f` on each of `to` and what lies `step` apart in `from`.
+#[inline(always)]
+pub(super) fn strided<A, B: Copy>(to: &mut [A], from: &[B], step: usize, f: impl Fn(&mut A, B)) {
+    match step {
+        1 => to.iter_mut().zip(from).for_each(|(to, from)| f(to, *from)),
+        // With a step that is known here vectors are read and sorted.
+        2 => {
+            let (pairs, rest) = from.as_chunks::<2>();
+            to.iter_mut().zip(pairs).for_each(|(to, pair)| f(to, pair[0]));
+            if let (Some(to), [last]) = (to.get_mut(pairs.len()), rest) {
+                f(to, *last);
+            }
+        }
+        _ => to.iter_mut().zip(from.iter().step_by(step)).for_each(|(to, from)| f(to, *from)),
+    }
+}
+
+/// Writes `rows`, each of `pitch` elements, in turn: element `j` of row `r` to `j * rows + r`.
+#[inline(always)]
+pub(super) fn interleave<T: Copy>(rows: &[T], pitch: usize, to: &mut [T]) {
+    match rows.len() / pitch.max(1) {
+        1 => to.copy_from_slice(&rows[..to.len()]),
+        2 => {
+            let (even, odd) = rows.split_at(pitch);
+            let (pairs, rest) = to.as_chunks_mut::<2>();
+            pairs.iter_mut().zip(even.iter().zip(odd)).for_each(|(pair, (a, b))| *pair = [*a, *b]);
+            if let [last] = rest {
+                *last = even[pairs.len()];
+            }
+        }
+        n => {
+            for (r, row) in rows.chunks_exact(pitch).enumerate().take(to.len()) {
+                to[r..].iter_mut().step_by(n).zip(row).for_each(|(to, value)| *to = *value);
+            }
+        }
+    }
+}
+
 /// Vectors of a whole panel at most.
 pub(crate) const MAX_VECTORS: usize = 3;
 
@@ -101,7 +175,9 @@ pub(crate) struct Dots<'a, T> {
 const MAX_LANES: usize = 16;
 
 /// The element types of the CPU kernels.
-pub(crate) trait Real: Element + Pod + Copy + Default + PartialOrd + Add<Output = Self> + Mul<Output = Self> + AddAssign {
+pub(crate) trait Real:
+    Element + Pod + Copy + Default + PartialOrd + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + AddAssign
+{
     /// The most negative value.
     const NEG_INFINITY: Self;
 

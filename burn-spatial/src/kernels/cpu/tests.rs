@@ -337,19 +337,74 @@ fn pools_equal_plain_loops() {
                 close(&back(grad), &gx, 1e-14, "max grad");
             }
         }
-        let (single, _) = max::<f32>(&cast(&x), &window, origin, volume);
-        assert_eq!(bits(single.iter().map(|v| f64::from(*v)).collect()), bits(best.clone()), "{case:?}");
+        for (isa, _) in Isa::available() {
+            let (values, positions) = max::<f64>(isa, &x, &window, origin, volume);
+            assert_eq!((bits(values), positions), (bits(best.clone()), at.clone()), "{isa:?} {case:?}");
+            let (values, positions) = max::<f32>(isa, &cast(&x), &window, origin, volume);
+            let values = values.iter().map(|v| f64::from(*v)).collect();
+            assert_eq!((bits(values), positions), (bits(best.clone()), at.clone()), "{isa:?} {case:?}");
+        }
 
         if round % 2 == 1 {
             for (count, spread) in [(padded, &spread), (Count::Inside, &spread_inside)] {
                 let mean: Vec<f64> = sum.iter().enumerate().map(|(o, s)| s / divisor(o, count)).collect();
                 close(&back(super::super::avg_pool3d::<Flex>(xt.clone(), &window, count)), &mean, 1e-14, "average");
                 close(&back(generic::avg_pool3d::<Flex>(xt.clone(), &window, count)), &mean, 1e-14, "generic average");
-                close(&average::<f32>(&cast(&x), &window, count), &mean, 1e-6, "f32 average");
+                for (isa, _) in Isa::available() {
+                    let what = format!("{isa:?} {case:?}");
+                    close(&average::<f64>(isa, &x, &window, count), &mean, 1e-14, &what);
+                    close(&average::<f32>(isa, &cast(&x), &window, count), &mean, 1e-6, &what);
+                    close(&average_grad::<f64>(isa, &g, &window, count), spread, 1e-14, &what);
+                    close(&average_grad::<f32>(isa, &cast(&g), &window, count), spread, 1e-6, &what);
+                }
                 close(&back(super::super::avg_pool3d_grad::<Flex>(gt.clone(), &window, count)), spread, 1e-14, "average grad");
                 close(&back(generic::avg_pool3d_grad::<Flex>(gt.clone(), &window, count)), spread, 1e-14, "generic average grad");
-                close(&average_grad::<f32>(&cast(&g), &window, count), spread, 1e-6, "f32 average grad");
             }
+        }
+    }
+}
+
+/// Channels in two samples, with planes that whole blocks and vectors cover and others, and a slope that makes the
+/// activation a ReLU and others: against plain loops, and one instruction set against the other to the bit.
+#[test]
+fn norms_equal_plain_loops() {
+    let mut rng = Rng(8);
+    for plane in [1, 16, 100, 1024, 2500] {
+        for slope in [0.0, 0.25, 1.0] {
+            let channels = 3;
+            let [x, g] = [0; 2].map(|_| rng.values(2 * channels * plane));
+            let [mean, scale, shift, a, b] = [0; 5].map(|_| rng.values(channels));
+            let of = |i: usize| i / plane % channels;
+            let before = |i: usize| (x[i] - mean[of(i)]) * scale[of(i)] + shift[of(i)];
+            let back = |i: usize| if before(i) < 0.0 { g[i] * slope } else { g[i] };
+            let y: Vec<f64> = (0..x.len()).map(|i| if before(i) < 0.0 { before(i) * slope } else { before(i) }).collect();
+            let gx: Vec<f64> = (0..x.len()).map(|i| scale[of(i)] * (back(i) - a[of(i)] - (x[i] - mean[of(i)]) * b[of(i)])).collect();
+            let total = |f: &dyn Fn(usize) -> f64| -> Vec<f64> {
+                (0..channels).map(|c| (0..x.len()).filter(|i| of(*i) == c).map(f).sum()).collect()
+            };
+            let (sum, dot) = (total(&back), total(&|i| back(i) * (x[i] - mean[of(i)])));
+            let middle: Vec<f64> = total(&|i| x[i]).iter().map(|s| s / (2 * plane) as f64).collect();
+            let m2 = total(&|i| (x[i] - middle[of(i)]).powi(2));
+
+            fn check<T: Real>(inputs: [&[f64]; 7], plane: usize, slope: f64, wants: [&[f64]; 6], tolerance: f64) {
+                let [x, g, mean, scale, shift, a, b] = inputs.map(cast::<T>);
+                let all = Isa::available().into_iter().map(|(isa, _)| {
+                    let channels = norm::Channels { mean: &mean, scale: &scale, shift: &shift, slope: T::from_elem(slope) };
+                    let (middle, m2) = norm::moments(isa, &x, mean.len(), plane);
+                    let (sum, dot) = norm::grad_sums(isa, &x, &g, plane, channels);
+                    let y = norm::norm(isa, &x, plane, channels);
+                    [middle, m2, y, sum, dot, norm::grad(isa, &x, &g, plane, channels, &a, &b)]
+                });
+                let all: Vec<[Vec<T>; 6]> = all.collect();
+                for (got, want) in all[0].iter().zip(wants) {
+                    close(got, want, tolerance, &format!("plane {plane}, slope {slope}"));
+                }
+                assert!(all.iter().all(|other| *other == all[0]), "plane {plane}, slope {slope}: instruction sets differ");
+            }
+            let inputs = [&x, &g, &mean, &scale, &shift, &a, &b].map(Vec::as_slice);
+            let wants = [&middle, &m2, &y, &sum, &dot, &gx].map(Vec::as_slice);
+            check::<f32>(inputs, plane, slope, wants, 2e-6);
+            check::<f64>(inputs, plane, slope, wants, 1e-14);
         }
     }
 }
