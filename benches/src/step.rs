@@ -144,6 +144,8 @@ pub struct Row {
     pub made_mib: f64,
     /// See `made_mib`.
     pub reused_mib: f64,
+    /// Bytes a step that rank 0's process copied to move or rearrange tensors.
+    pub copied_mib: f64,
 }
 
 /// Processes, threads of each and the grid.
@@ -218,6 +220,7 @@ fn of_runs(runs: &[Row]) -> Row {
         optimizer_s: middle(|row| row.optimizer_s),
         made_mib: middle(|row| row.made_mib),
         reused_mib: middle(|row| row.reused_mib),
+        copied_mib: middle(|row| row.copied_mib),
         ..runs[0].clone()
     }
 }
@@ -231,11 +234,13 @@ fn show(rows: &[Row]) {
         let parts = [row.kernel_s, row.halo_s, row.reduce_s, row.optimizer_s, rest].map(|s| format!("{s:.3}"));
         let start = [row.ranks.to_string(), row.threads.to_string(), row.grid.clone(), format!("{:.3}", row.seconds)];
         let times = [format!("{:.2}", first.seconds / row.seconds), format!("{:.0}", row.peak_mib)];
-        let buffers = [row.made_mib, row.reused_mib].map(|mib| format!("{mib:.0}"));
+        let buffers = [row.made_mib, row.reused_mib, row.copied_mib].map(|mib| format!("{mib:.0}"));
         [start.to_vec(), times.to_vec(), parts.to_vec(), buffers.to_vec()].concat()
     };
-    let names =
-        ["ranks", "threads", "grid", "s/step", "speed", "peak MiB", "kernels", "halos", "reduce", "Adam", "rest", "new MiB", "reused"];
+    let names = [
+        "ranks", "threads", "grid", "s/step", "speed", "peak MiB", "kernels", "halos", "reduce", "Adam", "rest", "new MiB", "reused",
+        "copied",
+    ];
     table::print(&names, &rows.iter().map(cells).collect::<Vec<_>>());
 }
 
@@ -288,11 +293,13 @@ where
     let mut seconds = Vec::new();
     let mut before = BTreeMap::new();
     let mut buffers_before = buffers::counts();
+    let mut copied_before = 0;
     for step in 0..=args.steps {
         device.mesh().world().barrier().map_err(|error| error.to_string())?;
         if step == 1 {
             totals::clear_spans();
             buffers_before = buffers::counts();
+            copied_before = device.stats().copied_bytes;
             before = trace::TARGETS.map(|target| (target, totals::seconds(target))).into();
         }
         let start = Instant::now();
@@ -333,6 +340,7 @@ where
         optimizer_s: part(trace::OPTIMIZER),
         made_mib: bytes(buffers_after.made_bytes - buffers_before.made_bytes),
         reused_mib: bytes(buffers_after.reused_bytes - buffers_before.reused_bytes),
+        copied_mib: bytes(device.stats().copied_bytes - copied_before),
     })
 }
 

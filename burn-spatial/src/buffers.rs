@@ -9,8 +9,9 @@
 //! static BUFFERS: burn_spatial::buffers::Buffers = burn_spatial::buffers::Buffers;
 //! ```
 //!
-//! Where new memory is needed, what is kept and not in use is given back as far as both together exceed the most that
-//! was in use at once: what a process needs at its peak grows by [`KEPT`] and the rounding of sizes (an eighth) at most.
+//! A buffer is cut from the smallest stretch of kept memory that holds it, and joins its neighbours when it is freed. Where
+//! new memory is needed, what is kept and not in use is given back as far as both together exceed the most that was in use
+//! at once: what a process needs at its peak grows by [`KEPT`] and the rounding of sizes to 2 MiB at most.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -22,10 +23,6 @@ pub const KEPT: usize = 64 << 20;
 const LARGE: usize = 1 << 20;
 /// Sizes are rounded up to whole large pages.
 const PAGE: usize = 2 << 20;
-/// Sizes between two powers of two.
-const STEPS: usize = 8;
-/// Sizes up to 2 MiB * 2^20.
-const CLASSES: usize = 20 * STEPS;
 
 /// The allocator. What it counts is that of the process: see [`counts`].
 #[derive(Debug)]
@@ -59,18 +56,9 @@ fn count(counters: &[AtomicU64; 2], bytes: usize) {
     counters[1].fetch_add(bytes as u64, Relaxed);
 }
 
-/// The class of a size, and the size of its buffers; `None` of sizes that are not kept.
-fn class(size: usize) -> Option<(usize, usize)> {
-    if size < LARGE {
-        return None;
-    }
-    let pages = size.div_ceil(PAGE);
-    // Eight sizes an octave: a power of two and an eighth of it at a time.
-    let octave = pages.ilog2() as usize;
-    let step = (1usize << octave).div_ceil(STEPS);
-    let steps = (pages - (1 << octave)).div_ceil(step);
-    let class = octave * STEPS + steps;
-    (class < CLASSES).then_some((class, ((1 << octave) + steps * step) * PAGE))
+/// The size of the buffer for a layout; `None` where the system's allocator serves.
+fn buffer(layout: Layout) -> Option<usize> {
+    (layout.size() >= LARGE && layout.align() <= PAGE).then(|| layout.size().next_multiple_of(PAGE))
 }
 
 #[cfg(target_os = "linux")]
@@ -78,26 +66,34 @@ mod kept {
     use std::ptr;
     use std::sync::Mutex;
 
-    use super::{CLASSES, KEPT, MADE, PAGE, REUSED, count};
+    use super::{KEPT, MADE, PAGE, REUSED, count};
 
-    /// Buffers that wait for their next use: of each class a list through their first words.
+    /// Stretches that are kept at most; of more, buffers are given back when they are freed.
+    const SPANS: usize = 1024;
+
+    /// Mapped memory that nobody uses.
+    #[derive(Clone, Copy)]
+    struct Span {
+        start: *mut u8,
+        len: usize,
+    }
+
+    /// What waits for its next use, in the order of addresses; neighbours are one.
     struct Kept {
-        first: [*mut Free; CLASSES],
+        spans: [Span; SPANS],
+        count: usize,
         bytes: usize,
         /// In use now, and the most so far.
         used: usize,
         most: usize,
     }
 
-    struct Free {
-        next: *mut Free,
-        size: usize,
-    }
-
-    // SAFETY: the buffers belong to the lists alone.
+    // SAFETY: the memory belongs to the list alone.
     unsafe impl Send for Kept {}
 
-    static ALL: Mutex<Kept> = Mutex::new(Kept { first: [ptr::null_mut(); CLASSES], bytes: 0, used: 0, most: 0 });
+    const NONE: Span = Span { start: ptr::null_mut(), len: 0 };
+
+    static ALL: Mutex<Kept> = Mutex::new(Kept { spans: [NONE; SPANS], count: 0, bytes: 0, used: 0, most: 0 });
 
     fn with<R>(work: impl FnOnce(&mut Kept) -> R) -> R {
         // Nothing below panics, and an allocator must not.
@@ -105,43 +101,82 @@ mod kept {
     }
 
     impl Kept {
-        fn take(&mut self, class: usize) -> Option<(*mut u8, usize)> {
-            let first = self.first[class];
-            if first.is_null() {
-                return None;
-            }
-            // SAFETY: what is in a list is a mapped buffer that starts with a `Free`.
-            let Free { next, size } = unsafe { first.read() };
-            self.first[class] = next;
-            self.bytes -= size;
-            Some((first.cast(), size))
+        fn spans(&self) -> &[Span] {
+            &self.spans[..self.count]
         }
 
-        /// Gives unused buffers back to the system, the largest first, as far as there are too many.
+        fn remove(&mut self, at: usize) {
+            self.spans.copy_within(at + 1..self.count, at);
+            self.count -= 1;
+        }
+
+        /// Cuts `size` bytes from the smallest span that has them.
+        fn take(&mut self, size: usize) -> Option<*mut u8> {
+            let fits = self.spans().iter().enumerate().filter(|(_, span)| span.len >= size);
+            let at = fits.min_by_key(|(_, span)| span.len)?.0;
+            let span = &mut self.spans[at];
+            let start = span.start;
+            *span = Span { start: start.wrapping_add(size), len: span.len - size };
+            if span.len == 0 {
+                self.remove(at);
+            }
+            self.bytes -= size;
+            Some(start)
+        }
+
+        /// Takes back what [`Kept::take`] gave; whether there was a place for it.
+        fn put(&mut self, start: *mut u8, size: usize) -> bool {
+            let at = self.spans().partition_point(|span| span.start < start);
+            let after = at < self.count && start.wrapping_add(size) == self.spans[at].start;
+            let before = at > 0 && self.spans[at - 1].start.wrapping_add(self.spans[at - 1].len) == start;
+            match (before, after) {
+                (true, true) => {
+                    self.spans[at - 1].len += size + self.spans[at].len;
+                    self.remove(at);
+                }
+                (true, false) => self.spans[at - 1].len += size,
+                (false, true) => self.spans[at] = Span { start, len: size + self.spans[at].len },
+                (false, false) if self.count < SPANS => {
+                    self.spans.copy_within(at..self.count, at + 1);
+                    self.spans[at] = Span { start, len: size };
+                    self.count += 1;
+                }
+                (false, false) => return false,
+            }
+            self.bytes += size;
+            true
+        }
+
+        /// Gives back what is too much, the largest spans' ends first.
         fn shrink(&mut self) {
             let most = (self.most + KEPT).saturating_sub(self.used);
-            for class in (0..CLASSES).rev() {
-                while self.bytes > most {
-                    let Some((buffer, size)) = self.take(class) else { break };
-                    // SAFETY: a whole mapping that nothing refers to any more.
-                    unsafe { libc::munmap(buffer.cast(), size) };
+            while self.bytes > most {
+                let Some(at) = (0..self.count).max_by_key(|i| self.spans[*i].len) else { return };
+                let span = &mut self.spans[at];
+                let cut = span.len.min((self.bytes - most).next_multiple_of(PAGE));
+                span.len -= cut;
+                // SAFETY: mapped memory that nothing refers to any more.
+                unsafe { libc::munmap(span.start.wrapping_add(span.len).cast(), cut) };
+                self.bytes -= cut;
+                if self.spans[at].len == 0 {
+                    self.remove(at);
                 }
             }
         }
     }
 
     /// A buffer of `size` bytes, and whether it is of zeros; null when there is no memory.
-    pub(super) fn take(class: usize, size: usize) -> (*mut u8, bool) {
+    pub(super) fn take(size: usize) -> (*mut u8, bool) {
         let kept = with(|kept| {
             kept.used += size;
             kept.most = kept.most.max(kept.used);
-            let buffer = kept.take(class);
+            let buffer = kept.take(size);
             if buffer.is_none() {
                 kept.shrink();
             }
             buffer
         });
-        if let Some((buffer, _)) = kept {
+        if let Some(buffer) = kept {
             count(&REUSED, size);
             return (buffer, false);
         }
@@ -153,14 +188,13 @@ mod kept {
     ///
     /// # Safety
     /// Nothing may refer to it any more.
-    pub(super) unsafe fn keep(class: usize, buffer: *mut u8, size: usize) {
+    pub(super) unsafe fn keep(buffer: *mut u8, size: usize) {
         with(|kept| {
-            let free = buffer.cast::<Free>();
-            // SAFETY: the buffer is ours, large enough and aligned to a page.
-            unsafe { free.write(Free { next: kept.first[class], size }) };
-            kept.first[class] = free;
-            kept.bytes += size;
             kept.used -= size;
+            if !kept.put(buffer, size) {
+                // SAFETY: mapped memory that nothing refers to any more.
+                unsafe { libc::munmap(buffer.cast(), size) };
+            }
         });
     }
 
@@ -188,32 +222,30 @@ mod kept {
     }
 }
 
-// SAFETY: large blocks are mappings of their class's size, from `take` until `keep`; all others are the system's. Which it
-// is follows from the layout, which is the same for both calls.
+// SAFETY: large blocks are mapped memory of their rounded size, from `take` until `keep`; all others are the system's. Which
+// it is follows from the layout, which is the same for both calls.
 #[cfg(target_os = "linux")]
 unsafe impl GlobalAlloc for Buffers {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        match class(layout.size()) {
-            Some((class, size)) if layout.align() <= PAGE => kept::take(class, size).0,
-            _ => unsafe { System.alloc(layout) },
+        match buffer(layout) {
+            Some(size) => kept::take(size).0,
+            None => unsafe { System.alloc(layout) },
         }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        let Some((class, size)) = class(layout.size()).filter(|_| layout.align() <= PAGE) else {
-            return unsafe { System.alloc_zeroed(layout) };
-        };
-        let (buffer, zeros) = kept::take(class, size);
+        let Some(size) = buffer(layout) else { return unsafe { System.alloc_zeroed(layout) } };
+        let (buffer, zeros) = kept::take(size);
         if !zeros && !buffer.is_null() {
             unsafe { buffer.write_bytes(0, layout.size()) };
         }
         buffer
     }
 
-    unsafe fn dealloc(&self, buffer: *mut u8, layout: Layout) {
-        match class(layout.size()) {
-            Some((class, size)) if layout.align() <= PAGE => unsafe { kept::keep(class, buffer, size) },
-            _ => unsafe { System.dealloc(buffer, layout) },
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        match buffer(layout) {
+            Some(size) => unsafe { kept::keep(block, size) },
+            None => unsafe { System.dealloc(block, layout) },
         }
     }
 }
@@ -236,23 +268,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_grow_by_an_eighth_at_most() {
-        assert_eq!(class(LARGE - 1), None);
-        let mut last = class(PAGE).unwrap();
-        for pages in 2..5000usize {
-            let (class, size) = class(pages * PAGE).unwrap();
-            assert!(size >= pages * PAGE && size * 8 <= pages * PAGE * 9 + 8 * PAGE, "{pages} pages became {size} bytes");
-            assert!(class > last.0 && size > last.1 || (class, size) == last, "{pages} pages: {class} after {last:?}");
-            // All sizes of a class are the same buffer's.
-            assert_eq!(super::class(size), Some((class, size)));
-            last = (class, size);
-        }
-        assert_eq!(class(usize::MAX / 2), None);
+    fn sizes_are_rounded_to_large_pages() {
+        let of = |size: usize, align: usize| buffer(Layout::from_size_align(size, align).unwrap());
+        assert_eq!(of(LARGE - 1, 8), None);
+        assert_eq!(of(LARGE, 8), Some(PAGE));
+        assert_eq!(of(PAGE, 64), Some(PAGE));
+        assert_eq!(of(PAGE + 1, 64), Some(2 * PAGE));
+        assert_eq!(of(PAGE, 2 * PAGE), None);
     }
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn buffers_are_kept_cleared_and_given_back() {
+    fn buffers_are_kept_cleared_joined_and_given_back() {
         let layout = |mib: usize| Layout::from_size_align(mib << 20, 64).unwrap();
         // SAFETY: each block is written within its layout and freed once, with the same layout.
         unsafe {
@@ -261,17 +288,26 @@ mod tests {
             first.write_bytes(7, 40 << 20);
             Buffers.dealloc(first, layout(40));
             let before = counts();
-            let again = Buffers.alloc_zeroed(layout(39));
-            assert_eq!(again, first, "39 MiB fit the buffer of 40");
-            assert!((0..39 << 20).step_by(4096).all(|i| *again.add(i) == 0));
-            assert_eq!(counts().reused, before.reused + 1);
+            // Two buffers are cut from it.
+            let again = Buffers.alloc_zeroed(layout(23));
+            let rest = Buffers.alloc(layout(16));
+            assert_eq!((again, rest), (first, first.add(24 << 20)));
+            assert!((0..23 << 20).step_by(4096).all(|i| *again.add(i) == 0));
+            assert_eq!(*rest, 7);
+            assert_eq!(counts().reused, before.reused + 2);
             let other = Buffers.alloc(layout(100));
-            assert!(!other.is_null() && other != again);
+            assert!(!other.is_null());
             assert_eq!(counts().made, before.made + 1);
-            Buffers.dealloc(again, layout(39));
+            // In any order they become one again.
+            Buffers.dealloc(again, layout(23));
+            Buffers.dealloc(rest, layout(16));
+            let joined = Buffers.alloc(layout(40));
+            assert_eq!(joined, first);
+            Buffers.dealloc(joined, layout(40));
             Buffers.dealloc(other, layout(100));
             // A new size gives back what would go beyond the most that was in use.
             let large = Buffers.alloc(layout(300));
+            assert_eq!(counts().made, before.made + 2);
             let fresh = Buffers.alloc(layout(100));
             assert_eq!(counts().made, before.made + 3, "the 100 MiB were given back");
             Buffers.dealloc(large, layout(300));
@@ -279,7 +315,7 @@ mod tests {
             // What fits beside the rest stays.
             let small = Buffers.alloc(layout(20));
             let again = Buffers.alloc(layout(300));
-            assert_eq!(counts().made, before.made + 4, "the 300 MiB were kept");
+            assert_eq!(counts().made, before.made + 3, "all that was in use was kept");
             Buffers.dealloc(small, layout(20));
             Buffers.dealloc(again, layout(300));
         }

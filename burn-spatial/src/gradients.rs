@@ -1,8 +1,8 @@
 //! Sums over ranks that wait to be read: pending sums, and weight gradients in buckets.
 //!
-//! A weight gradient is handed to the rank's [`Engine`] as soon as the backward pass has made it. Gradients queue in
-//! program order; a full bucket is summed in one all-reduce, and so is what is queued when one of them is first read.
-//! Which ranks sum what, and when, depends on the program alone.
+//! A weight gradient is handed to the rank's [`Engine`] as soon as the backward pass has made it. A large one is summed at
+//! once; small ones queue in program order, and a full bucket is summed in one all-reduce, as is what is queued when one of
+//! them is first read. Which ranks sum what, and when, depends on the program alone.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,10 +14,11 @@ use crate::comm::{CommError, ReduceOp, Request};
 use crate::device::RankContext;
 use crate::kind::Kind;
 use crate::mesh::{AxisSet, Mesh};
+use crate::stats::copied;
 use crate::trace::timed;
 
-/// A bucket is sent when it holds this many bytes.
-const BUCKET: usize = 8 << 20;
+/// A bucket is sent when it holds this many bytes, and a gradient that has as many needs none.
+const BUCKET: usize = 1 << 20;
 
 /// A value that is a sum over ranks, made when first read and shared by all clones.
 pub(crate) struct Deferred<B: Backend, K: Kind<B>> {
@@ -121,6 +122,7 @@ pub(crate) fn all_reduce<B: Backend, K: Kind<B>>(
     timed!(REDUCE, "all_reduce");
     let (shape, dtype) = (value.shape(), value.dtype());
     let data = K::into_data(value);
+    copied(data.as_bytes().len());
     let summed = comm.all_reduce(data.as_bytes().to_vec(), dtype, op)?;
     Ok(K::from_data(TensorData::from_bytes_vec(summed, shape, dtype), device))
 }
@@ -130,8 +132,9 @@ trait Member: Send + Sync {
     fn axes(&self) -> AxisSet;
     fn dtype(&self) -> DType;
     fn bytes(&self) -> usize;
+    /// Adds this rank's share to the bucket.
     fn send_into(&self, bucket: &mut Vec<u8>);
-    fn deliver(&self, sum: &[u8]);
+    fn deliver(&self, sum: Vec<u8>);
 }
 
 impl<B: Backend, K: Kind<B>> Member for Deferred<B, K> {
@@ -150,11 +153,12 @@ impl<B: Backend, K: Kind<B>> Member for Deferred<B, K> {
     fn send_into(&self, bucket: &mut Vec<u8>) {
         if let State::Partial(partial) = std::mem::replace(&mut *self.state(), State::Sent) {
             bucket.extend_from_slice(K::into_data(partial).as_bytes());
+            copied(self.bytes());
         }
     }
 
-    fn deliver(&self, sum: &[u8]) {
-        let data = TensorData::from_bytes_vec(sum.to_vec(), self.shape.clone(), self.dtype);
+    fn deliver(&self, sum: Vec<u8>) {
+        let data = TensorData::from_bytes_vec(sum, self.shape.clone(), self.dtype);
         *self.state() = State::Done(K::from_data(data, &self.device));
     }
 }
@@ -192,6 +196,9 @@ impl Engine {
             queue.send(mesh)?;
         }
         gradient.gradient.store(true, Ordering::Relaxed);
+        if gradient.bytes() >= BUCKET {
+            return queue.start(mesh, vec![gradient]);
+        }
         queue.open_bytes += gradient.bytes();
         queue.open.push(gradient);
         if queue.open_bytes >= BUCKET {
@@ -207,10 +214,15 @@ impl Engine {
         queue.send(mesh)?;
         for Bucket { members, request } in std::mem::take(&mut queue.in_flight) {
             let sums = request.wait()?;
+            if let [member] = &members[..] {
+                member.deliver(sums);
+                continue;
+            }
+            copied(sums.len());
             let mut rest = &sums[..];
             for member in members {
                 let (this, next) = rest.split_at(member.bytes());
-                member.deliver(this);
+                member.deliver(this.to_vec());
                 rest = next;
             }
         }
@@ -220,12 +232,17 @@ impl Engine {
 
 impl Queue {
     fn send(&mut self, mesh: &Mesh) -> Result<(), CommError> {
+        self.open_bytes = 0;
         let members = std::mem::take(&mut self.open);
-        let bytes = std::mem::take(&mut self.open_bytes);
+        self.start(mesh, members)
+    }
+
+    /// Starts the sum of gradients of one kind.
+    fn start(&mut self, mesh: &Mesh, members: Vec<Arc<dyn Member>>) -> Result<(), CommError> {
         let Some(first) = members.first() else { return Ok(()) };
         timed!(REDUCE, "bucket");
         let comm = mesh.group(first.axes()).expect("only sums over several ranks are queued");
-        let mut bucket = Vec::with_capacity(bytes);
+        let mut bucket = Vec::with_capacity(members.iter().map(|member| member.bytes()).sum());
         members.iter().for_each(|member| member.send_into(&mut bucket));
         let request = comm.start_all_reduce(bucket, first.dtype(), ReduceOp::Sum)?;
         self.in_flight.push(Bucket { members, request });

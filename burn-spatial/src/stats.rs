@@ -9,6 +9,14 @@ use serde::Serialize;
 
 use crate::comm::CommSnapshot;
 
+/// Bytes this process has copied to move or rearrange tensors.
+static COPIED: AtomicU64 = AtomicU64::new(0);
+
+/// Counts bytes that are copied for another reason than computing with them.
+pub(crate) fn copied(bytes: usize) {
+    COPIED.fetch_add(bytes as u64, Ordering::Relaxed);
+}
+
 #[derive(Default)]
 pub(crate) struct Stats {
     gathers: Mutex<BTreeMap<&'static str, u64>>,
@@ -66,6 +74,7 @@ impl Stats {
             halos: self.halos.load(Ordering::Relaxed),
             live_bytes: self.memory.live.load(Ordering::Relaxed),
             peak_bytes: self.memory.peak.load(Ordering::Relaxed),
+            copied_bytes: COPIED.load(Ordering::Relaxed),
             comm,
         }
     }
@@ -84,6 +93,9 @@ pub struct Snapshot {
     pub live_bytes: u64,
     /// The most there were at once.
     pub peak_bytes: u64,
+    /// Bytes that this process, with all its ranks, has copied to move or rearrange tensors: halos and blocks made with
+    /// them, strided views made dense, buffers of messages and sums.
+    pub copied_bytes: u64,
     /// Calls, bytes and seconds of communication.
     pub comm: CommSnapshot,
 }
@@ -99,10 +111,11 @@ impl fmt::Display for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "halo exchanges {}, changes of layout {}, gathers for want of a rule {}",
+            "halo exchanges {}, changes of layout {}, gathers for want of a rule {}, copied {:.1} MiB",
             self.halos,
             self.redistributions,
-            self.gathered()
+            self.gathered(),
+            self.copied_bytes as f64 / f64::from(1 << 20)
         )?;
         for (op, count) in &self.gathers {
             writeln!(f, "  {op} {count}")?;

@@ -49,6 +49,7 @@ use super::node::{NodeMemory, Part, Shelved};
 use super::{
     Comm, CommCounters, CommError, Communicator, Kind, ReduceOp, Request, Signature, env_number, reduce, timeout_from_env, without_rank,
 };
+use crate::stats::copied;
 
 /// Up to this many bytes an all-reduce sends whole buffers.
 pub const DIRECT: usize = 16 << 10;
@@ -676,7 +677,10 @@ impl Payload {
     fn into_vec(self) -> Vec<u8> {
         match self {
             Payload::Own(bytes) => bytes,
-            Payload::Shelved(bytes) => bytes.to_vec(),
+            Payload::Shelved(bytes) => {
+                copied(bytes.len());
+                bytes.to_vec()
+            }
         }
     }
 }
@@ -896,10 +900,12 @@ impl Incoming {
             if let Some(block) = block {
                 let shelved = group.engine.node.as_ref().and_then(|node| node.get(from, block, len));
                 let Some(shelved) = shelved else { return Err(CommError::Length { rank, from, expected: 0, got: len }) };
-                match self.place {
+                if let Some((start, _)) = self.place {
+                    copied(len);
                     // SAFETY: there is room for len bytes.
-                    Some((start, _)) => unsafe { start.copy_from_nonoverlapping(shelved.as_ptr(), len) },
-                    None => self.shelved = Some(shelved),
+                    unsafe { start.copy_from_nonoverlapping(shelved.as_ptr(), len) };
+                } else {
+                    self.shelved = Some(shelved);
                 }
                 self.done = true;
                 return Ok(true);

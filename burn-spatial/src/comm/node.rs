@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use super::mpi::lock;
+use crate::stats::copied;
 
 /// Before each block, how many readers it still has.
 const HEAD: usize = 64;
@@ -82,6 +83,7 @@ impl NodeMemory {
         let start = ends().nth(place)?;
         blocks.insert(place, start..start + need);
         self.readers(start).store(readers, Ordering::Relaxed);
+        copied(bytes.len());
         // SAFETY: the block lies in the own part and nobody reads it yet.
         unsafe { self.own.start.add(start + HEAD).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         fence(Ordering::SeqCst);

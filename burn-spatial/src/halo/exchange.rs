@@ -7,6 +7,7 @@ use super::plan::{Message, Plan, Region};
 use crate::comm::{CommError, Request};
 use crate::kind::{Kind, Numeric};
 use crate::mesh::Mesh;
+use crate::stats::copied;
 use crate::trace::timed;
 
 /// Tag of messages that carry boxes forward.
@@ -20,6 +21,8 @@ pub(crate) fn slices(region: &Region) -> Vec<Slice> {
 
 fn pack<B: Backend, K: Kind<B>>(block: &K::Primitive, message: &Message) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(message.elements() * block.dtype().size());
+    // Of a view a dense tensor is made first.
+    copied(2 * bytes.capacity());
     for region in &message.regions {
         bytes.extend_from_slice(K::into_data(K::slice(block.clone(), &slices(region))).as_bytes());
     }
@@ -40,6 +43,7 @@ fn unpack<B: Backend, K: Kind<B>>(bytes: Vec<u8>, message: &Message, dtype: DTyp
     for region in &message.regions {
         let (this, next) = rest.split_at(region.elements() * dtype.size());
         rest = next;
+        copied(this.len());
         parts.push(of(region, this.to_vec()));
     }
     parts
@@ -160,6 +164,7 @@ pub fn exchange_add<B: Backend, K: Numeric<B>>(
         }
         for message in &plan.receives {
             let mut bytes = Vec::with_capacity(message.elements() * dtype.size());
+            copied(bytes.capacity());
             for region in &message.regions {
                 bytes.extend_from_slice(K::into_data(part(region)).as_bytes());
             }

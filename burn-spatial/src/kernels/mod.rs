@@ -6,6 +6,7 @@
 use std::any::Any;
 use std::ops::Range;
 
+use crate::stats::copied;
 use crate::trace::timed;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, Slice, TensorMetadata};
@@ -94,8 +95,11 @@ impl Count {
 
 /// `t`, contiguous, if it is a tensor the CPU kernels work on.
 fn flex<T: 'static>(t: &T) -> Option<FlexTensor> {
-    let t = (t as &dyn Any).downcast_ref::<FlexTensor>()?;
-    matches!(t.dtype(), DType::F32 | DType::F64).then(|| t.to_contiguous())
+    let t = (t as &dyn Any).downcast_ref::<FlexTensor>().filter(|t| matches!(t.dtype(), DType::F32 | DType::F64))?;
+    if !t.is_contiguous() {
+        copied(t.shape().num_elements() * t.dtype().size());
+    }
+    Some(t.to_contiguous())
 }
 
 /// [`flex`] of two tensors of one type.
@@ -172,7 +176,10 @@ pub(crate) fn dense<T: 'static>(tensor: T) -> T {
         DType::F64 => cpu::dense::<f64>(t),
         _ => None,
     });
-    copy.map_or(tensor, primitive)
+    copy.map_or(tensor, |copy| {
+        copied(copy.shape().num_elements() * copy.dtype().size());
+        primitive(copy)
+    })
 }
 
 /// `target` with its box `at` replaced by `part`, in place; gives both back where this cannot be done here.

@@ -5,6 +5,8 @@ use std::ops::Range;
 use burn_backend::{DType, Element, TensorMetadata};
 use burn_flex::FlexTensor;
 
+use crate::stats::copied;
+
 /// Combines the box `at` of `target` with `part`, of that box's shape: `f(target, part)` for each run of neighbours. Gives
 /// both back where the target is shared or not dense, or of a type without this.
 pub(crate) fn each_run<F: RunFn>(mut target: FlexTensor, at: &[Range<usize>], part: FlexTensor, f: F) -> Result<FlexTensor, Operands> {
@@ -17,6 +19,7 @@ pub(crate) fn each_run<F: RunFn>(mut target: FlexTensor, at: &[Range<usize>], pa
     macro_rules! run {
         ($t:ty) => {{
             let Some(values) = target.try_storage_mut::<$t>() else { return Err(Box::new((target, part))) };
+            copied(values_bytes(&part) * if part.is_contiguous() { 1 } else { 2 });
             let part = part.to_contiguous();
             walk(values, &shape, at, part.storage::<$t>(), |a, b| f.run(a, b));
         }};
@@ -29,6 +32,10 @@ pub(crate) fn each_run<F: RunFn>(mut target: FlexTensor, at: &[Range<usize>], pa
         _ => return Err(Box::new((target, part))),
     }
     Ok(target)
+}
+
+fn values_bytes(tensor: &FlexTensor) -> usize {
+    tensor.shape().num_elements() * tensor.dtype().size()
 }
 
 /// A target and a part that are given back.
