@@ -5,6 +5,7 @@ pub mod cli;
 pub mod compare;
 pub mod data;
 pub mod error;
+mod launcher;
 pub mod plot;
 pub mod ranks;
 pub mod report;

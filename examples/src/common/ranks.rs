@@ -8,8 +8,8 @@ use burn_spatial::{Mesh, SpatialDevice, launch};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::Error;
 use super::cli::RankArgs;
+use super::{Error, launcher};
 
 /// A started rank: its place in the grid and its device.
 #[derive(Clone, Debug)]
@@ -79,8 +79,7 @@ fn from_launcher<T: Send>(run: impl Fn(Comm) -> Result<T, Error> + Sync) -> Resu
 
 /// The processes that a launcher has started with this one, where it is not alone.
 fn started_together() -> Option<usize> {
-    let count = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().find_map(|name| std::env::var(name).ok()?.parse().ok());
-    count.filter(|count| *count > 1)
+    launcher::size().filter(|count| *count > 1)
 }
 
 /// Refuses to run `command`, which has no ranks, in several processes.
@@ -96,8 +95,7 @@ pub fn alone(command: &str) -> Result<(), Error> {
 fn share_cores(processes: usize) {
     let given = std::env::var_os("RAYON_NUM_THREADS").is_some();
     // The launchers' own count, where the job spans several machines.
-    let local = ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"];
-    let local = local.iter().find_map(|name| std::env::var(name).ok()?.parse().ok()).unwrap_or(processes);
+    let local = launcher::local_size().unwrap_or(processes);
     if !given && local > 1 {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         // Fails only where a pool was made before, which then stays.

@@ -9,7 +9,7 @@ use tracing_chrome::{ChromeLayerBuilder, FlushGuard};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::{Layer, fmt, prelude::*};
 
-use super::Error;
+use super::{Error, launcher};
 
 /// Starts both. The timeline is complete once the guard is dropped.
 ///
@@ -23,15 +23,9 @@ pub fn start(timeline: Option<&Path>) -> Result<Option<FlushGuard>, Error> {
         return Ok(None);
     };
     std::fs::create_dir_all(folder).map_err(Error::io(folder))?;
-    let path = folder.join(format!("trace-{}.json", rank()));
+    let path = folder.join(format!("trace-{}.json", launcher::rank().unwrap_or(0)));
     let file = File::create(&path).map_err(Error::io(&path))?;
     let (chrome, guard) = ChromeLayerBuilder::new().writer(file).include_args(false).build();
     registry.with(chrome.with_filter(Targets::new().with_targets(TARGETS.map(|target| (target, LevelFilter::DEBUG))))).init();
     Ok(Some(guard))
-}
-
-/// What the launcher calls this process, before MPI has started; 0 without one.
-fn rank() -> usize {
-    let names = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"];
-    names.iter().find_map(|name| std::env::var(name).ok()?.parse().ok()).unwrap_or(0)
 }
