@@ -19,6 +19,9 @@ const DEPTH: usize = 128;
 /// Panels of one tile at most: a tile of weights is read once for all of them.
 const PANELS: usize = 6;
 
+/// Columns of a gradient whose products are spread over the voxels together, about.
+const COLUMNS: usize = 64;
+
 /// One axis of a window: output `j` with tap `t` reads source `j * step + bases[t]`, zero outside `0..source`.
 struct Axis {
     count: usize,
@@ -61,6 +64,11 @@ impl Axis {
     /// Sources from the first tap's to the last one's.
     fn span(&self) -> usize {
         self.bases[self.bases.len() - 1].abs_diff(self.bases[0]) + 1
+    }
+
+    /// Whether windows do not overlap: no source is read twice.
+    fn apart(&self) -> bool {
+        self.step >= self.span()
     }
 
     /// The source index of position `j` with tap `t`, if it is inside.
@@ -327,6 +335,35 @@ impl Tiles {
 }
 
 vectorised! {
+    /// [`Gather::scatter`] for windows that are apart, into voxels without values: those that no tap reads are left out.
+    fn place<T>(gather: &Gather, sums: &[T], width: usize, reads: &Reads, first_plane: usize, out: &mut [MaybeUninit<T>]) {
+        let (step, taps) = (gather.0[2].step, gather.tap_rows().1);
+        let skipped = first_plane * gather.0[1].source * gather.0[2].source;
+        let n = reads.runs.len();
+        for (sums, rows) in sums.chunks_exact(taps * width).zip(reads.rows.chunks_exact(n)) {
+            for (i, (run, row)) in reads.runs.iter().zip(rows).enumerate() {
+                // Rows outside the volume lie beyond the planes too.
+                if *row < skipped || row - skipped >= out.len() {
+                    continue;
+                }
+                let (sums, out) = (&sums[run.column..], &mut out[row - skipped..]);
+                let span = |tap: usize| reads.spans[tap * n + i];
+                if taps == step && (0..taps).all(|tap| span(tap).hi - span(tap).lo == run.len) {
+                    let first = reads.spans[i].first;
+                    interleave(sums, width, step, &mut out[first..first + run.len * step], MaybeUninit::new);
+                    continue;
+                }
+                for (tap, sums) in sums.chunks(width).enumerate().take(taps) {
+                    let Span { lo, hi, first } = span(tap);
+                    let to = out[first..].iter_mut().step_by(step);
+                    to.zip(&sums[lo..hi]).for_each(|(to, sum)| *to = MaybeUninit::new(*sum));
+                }
+            }
+        }
+    }
+}
+
+vectorised! {
     /// Copies what the `outputs` of a tile read of the channel `x`, with zeros outside of it.
     fn pack_tile<T>(tiles: &Tiles, gather: &Gather, x: &[T], outputs: &[Range<usize>; 2], out: &mut [T]) {
         let [ad, ah, aw] = &gather.0;
@@ -415,6 +452,15 @@ impl<T> Shared<T> {
     #[allow(clippy::mut_from_ref, reason = "the caller promises disjoint parts")]
     unsafe fn part(&self, at: usize, len: usize) -> &mut [T] {
         unsafe { std::slice::from_raw_parts_mut(self.0.add(at), len) }
+    }
+
+    /// [`Shared::part`] of a buffer that may not hold values yet.
+    ///
+    /// # Safety
+    /// As [`Shared::part`]; only values may be written.
+    #[allow(clippy::mut_from_ref, reason = "the caller promises disjoint parts")]
+    unsafe fn space(&self, at: usize, len: usize) -> &mut [MaybeUninit<T>] {
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(at).cast(), len) }
     }
 }
 
@@ -676,22 +722,27 @@ impl Conv {
         let Conv { isa, samples, channels, groups, ref gather } = *self;
         let [inner, depth] = self.group_channels();
         let (taps, source, positions) = (gather.taps(), gather.source(), gather.positions());
-        let mut out = vec![T::default(); samples * channels[0] * source];
-        if out.is_empty() || positions == 0 || depth == 0 {
-            return out;
+        let len = samples * channels[0] * source;
+        if len == 0 || positions == 0 || depth == 0 {
+            return vec![T::default(); len];
         }
         if let Some(turned) = self.turned(T::lanes(isa)) {
             return turned.forward(grad, &turned_weight(weight, [inner, depth], taps), None);
         }
         let [ad, ah, aw] = &gather.0;
-        let panel = T::panel(isa);
-        // How the work is cut depends on the threads, the order of each sum does not: panels lie on one grid.
+        let (panel, lanes) = (T::panel(isa), T::lanes(isa));
+        // How the work is cut depends on the threads, the order of each sum does not: columns lie on one grid.
+        let width = (COLUMNS / panel).max(1) * panel;
         let wanted = 2 * rayon::current_num_threads();
         let block = inner.div_ceil(wanted.div_ceil(samples * groups)).clamp(1, (DEPTH / taps).max(1));
         let blocks = inner.div_ceil(block);
         let slabs = wanted.div_ceil(samples * groups * blocks).clamp(1, (ad.source / 8).max(1));
         let slab = ad.source.div_ceil(slabs);
-        let table = PackedRows::new(T::lanes(isa), depth);
+        let offsets: Vec<usize> = (0..depth).map(|o| o * width).collect();
+        let apart = gather.0.iter().all(Axis::apart);
+        // Where each voxel is read by one tap of one output, each is written once.
+        let whole = apart && gather.0.iter().all(|axis| axis.inside.iter().map(Range::len).sum::<usize>() == axis.source);
+        let mut out = if whole { Vec::with_capacity(len) } else { vec![T::default(); len] };
         let shared = Shared(out.as_mut_ptr());
 
         (0..samples * groups * blocks * slabs).into_par_iter().for_each(|task| {
@@ -702,49 +753,52 @@ impl Conv {
             let area = ah.count * aw.count;
             let reached = ad.outputs_of(&planes);
             let part_rows = count * taps;
-            with_scratch(depth * (part_rows + panel), part_rows * panel, |packed: &mut [T], sums: &mut [T]| {
+            with_scratch(depth * (part_rows + width), part_rows * width, |packed: &mut [T], sums: &mut [T]| {
                 // This task's part of the weight, close together: in place its rows are a whole filter apart.
                 let (a, packed) = packed.split_at_mut(depth * part_rows);
                 for (o, a) in a.chunks_exact_mut(part_rows).enumerate() {
                     let from = ((group * depth + o) * inner + first) * taps;
                     a.copy_from_slice(&weight[from..from + part_rows]);
                 }
-                for p0 in (reached.start * area / panel * panel..reached.end * area).step_by(panel) {
-                    let columns = panel.min(positions - p0);
-                    let vectors = columns.div_ceil(T::lanes(isa));
-                    let width = vectors * T::lanes(isa);
-                    for (o, packed) in packed.chunks_exact_mut(width).take(depth).enumerate() {
+                for p0 in (reached.start * area / width * width..reached.end * area).step_by(width) {
+                    let columns = width.min(positions - p0);
+                    for (o, packed) in packed.chunks_exact_mut(width).enumerate() {
                         let from = (sample * channels[1] + group * depth + o) * positions + p0;
                         copy(&grad[from..from + columns], &mut packed[..columns]);
                     }
-                    // SAFETY: the extents above; `isa` comes from `Isa::available`.
-                    unsafe {
-                        T::product(
-                            isa,
-                            &Panel {
-                                a: a.as_ptr(),
-                                lda: 1,
-                                step: part_rows,
-                                rows: part_rows,
-                                b: vectors_of(packed, T::lanes(isa)),
-                                offsets: table.of(width, depth),
-                                vectors,
-                                c: sums.as_mut_ptr(),
-                                ldc: width,
-                                add: false,
-                            },
-                        );
+                    for start in (0..columns).step_by(panel) {
+                        let product = Panel {
+                            a: a.as_ptr(),
+                            lda: 1,
+                            step: part_rows,
+                            rows: part_rows,
+                            b: vectors_of(&packed[start..], lanes),
+                            offsets: &offsets,
+                            vectors: (columns - start).min(panel).div_ceil(lanes),
+                            c: sums[start..].as_mut_ptr(),
+                            ldc: width,
+                            add: false,
+                        };
+                        // SAFETY: the extents above; `isa` comes from `Isa::available`.
+                        unsafe { T::product(isa, &product) };
                     }
                     let reads = gather.reads(p0..p0 + columns, 0);
                     for (c, sums) in sums.chunks_exact(taps * width).take(count).enumerate() {
                         let at = ((sample * channels[0] + group * inner + first + c) * ad.source + planes.start) * ah.source * aw.source;
-                        // SAFETY: a task owns these planes of its channels.
-                        let out = unsafe { shared.part(at, planes.len() * ah.source * aw.source) };
-                        gather.scatter(sums, width, &reads, planes.start, out);
+                        let voxels = planes.len() * ah.source * aw.source;
+                        // SAFETY: a task owns these planes of its channels; where windows overlap they hold values.
+                        unsafe {
+                            match apart {
+                                true => place(isa, gather, sums, width, &reads, planes.start, shared.space(at, voxels)),
+                                false => gather.scatter(sums, width, &reads, planes.start, shared.part(at, voxels)),
+                            }
+                        }
                     }
                 }
             });
         });
+        // SAFETY: there are zeros, or a value was placed everywhere.
+        unsafe { out.set_len(len) };
         out
     }
 
