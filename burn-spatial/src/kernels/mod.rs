@@ -452,13 +452,17 @@ pub fn channel_grad<B: Backend>(
 ) -> FloatTensor<B> {
     timed!(KERNEL, "channel_grad");
     let flexed = (flex_channels::<B>(&x, channels), flex_pair(&grad, &a), flex(&b));
-    let (Some([fx, mean, scale, shift]), Some((fg, fa)), Some(fb)) = flexed else {
+    let (Some([fx, mean, scale, shift]), Some((mut fg, fa)), Some(fb)) = flexed else {
         return generic::channel_grad::<B>(x, grad, channels, a, b);
     };
-    primitive(typed!(fx, T => {
+    // In place where nothing else holds the gradient's buffer.
+    drop(grad);
+    let (start, end) = fg.layout().contiguous_offsets().unwrap_or_default();
+    typed!(fx, T => {
         let (mean, scale, shift) = (cpu::slice(&mean), cpu::slice(&scale), cpu::slice(&shift));
         let channels = cpu::norm::Channels { mean, scale, shift, slope: channels.slope as T };
-        let out = cpu::norm::grad::<T>(cpu::Isa::get(), cpu::slice(&fx), cpu::slice(&fg), plane(&fx), channels, cpu::slice(&fa), cpu::slice(&fb));
-        cpu::tensor(out, fx.shape().dims())
-    }))
+        let grad = &mut fg.storage_mut::<T>()[start..end];
+        cpu::norm::grad::<T>(cpu::Isa::get(), cpu::slice(&fx), grad, plane(&fx), channels, cpu::slice(&fa), cpu::slice(&fb));
+    });
+    primitive(fg)
 }

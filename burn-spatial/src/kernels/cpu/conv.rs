@@ -4,12 +4,13 @@
 //! Every result is a sum in an order that depends on shapes and the instruction set alone, never on threads.
 
 use std::cell::RefCell;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use rayon::prelude::*;
 
 use super::super::{Window, WindowAxis};
-use super::simd::{Dots, Isa, MAX_VECTORS, Panel, Real};
+use super::simd::{Dots, Isa, MAX_VECTORS, Panel, Real, interleave, strided, vectorised};
 
 /// Rows of the packed matrix (channels x taps, or positions) between two updates of the sums: a panel of that many
 /// rows stays in the first-level cache, and long sums are rounded less in short blocks. Ten steps of CosmoFlow in
@@ -17,6 +18,9 @@ use super::simd::{Dots, Isa, MAX_VECTORS, Panel, Real};
 const DEPTH: usize = 128;
 /// Panels of one tile at most: a tile of weights is read once for all of them.
 const PANELS: usize = 6;
+
+/// Columns of a gradient whose products are spread over the voxels together, about.
+const COLUMNS: usize = 64;
 
 /// One axis of a window: output `j` with tap `t` reads source `j * step + bases[t]`, zero outside `0..source`.
 struct Axis {
@@ -60,6 +64,11 @@ impl Axis {
     /// Sources from the first tap's to the last one's.
     fn span(&self) -> usize {
         self.bases[self.bases.len() - 1].abs_diff(self.bases[0]) + 1
+    }
+
+    /// Whether windows do not overlap: no source is read twice.
+    fn apart(&self) -> bool {
+        self.step >= self.span()
     }
 
     /// The source index of position `j` with tap `t`, if it is inside.
@@ -247,8 +256,9 @@ impl Gather {
     }
 }
 
-/// Outputs in boxes of whole rows, where neighbours along the width read neighbours: the input of a box is copied once,
-/// padding included, and every tap reads it at an offset of its own.
+/// Outputs in boxes of whole rows: the input of a box is copied once, padding included, and every tap reads it at an
+/// offset of its own. Neighbours along the width read neighbours of the copy, since elements of a row that lie a stride
+/// apart are side by side in it: first all those that output 0's first tap leads to, then those after them, and so on.
 struct Tiles {
     /// Planes and rows of outputs in a tile.
     planes: usize,
@@ -257,32 +267,41 @@ struct Tiles {
     vectors: usize,
     /// Planes, rows and elements of a row of a tile's input.
     extents: [usize; 3],
+    /// Elements of a row that lie a stride apart.
+    phase: usize,
     /// For each tap, in order, where it reads for a tile's first output.
     offsets: Vec<usize>,
 }
 
 impl Tiles {
-    /// Tiles of about `columns` outputs; `None` where outputs next to each other do not read neighbours, or a row leaves
-    /// too much of its last vector empty.
+    /// Whether a row fills enough of its last vector.
+    fn fit(gather: &Gather, lanes: usize) -> bool {
+        let row = gather.0[2].count;
+        5 * row.next_multiple_of(lanes) <= 6 * row
+    }
+
+    /// Tiles of about `columns` outputs, if they [`Tiles::fit`].
     fn of(gather: &Gather, lanes: usize, columns: usize) -> Option<Tiles> {
         let [ad, ah, aw] = &gather.0;
-        let vectors = aw.count.div_ceil(lanes);
-        if aw.step != 1 || 5 * vectors * lanes > 6 * aw.count {
+        if !Tiles::fit(gather, lanes) {
             return None;
         }
+        let vectors = aw.count.div_ceil(lanes);
         let wanted = (columns / (vectors * lanes)).max(1);
         let planes = (wanted / ah.count).clamp(1, ad.count);
         let rows = wanted.clamp(1, ah.count);
         let reach = |axis: &Axis, outputs: usize| (outputs - 1) * axis.step + axis.span();
-        let extents = [reach(ad, planes), reach(ah, rows), reach(aw, vectors * lanes)];
+        let phase = vectors * lanes + (aw.span() - 1) / aw.step;
+        let extents = [reach(ad, planes), reach(ah, rows), phase * aw.step.min(aw.span())];
         let tap = |axis: &Axis, t: usize| axis.bases[t].abs_diff(axis.bases[0]);
         let mut offsets = Vec::with_capacity(gather.taps());
         for td in 0..ad.bases.len() {
             for th in 0..ah.bases.len() {
-                offsets.extend((0..aw.bases.len()).map(|tw| (tap(ad, td) * extents[1] + tap(ah, th)) * extents[2] + tap(aw, tw)));
+                let row = (tap(ad, td) * extents[1] + tap(ah, th)) * extents[2];
+                offsets.extend((0..aw.bases.len()).map(|tw| row + tap(aw, tw) % aw.step * phase + tap(aw, tw) / aw.step));
             }
         }
-        Some(Tiles { planes, rows, vectors, extents, offsets })
+        Some(Tiles { planes, rows, vectors, extents, phase, offsets })
     }
 
     /// Tiles for a product with `rows` output channels, whose sums stay in the second-level cache.
@@ -296,9 +315,10 @@ impl Tiles {
         whole.then(|| Tiles::of(gather, lanes, DEPTH * lanes)).flatten()
     }
 
-    /// Elements of one channel's input.
+    /// How far the inputs of channels lie apart: an odd number of cache lines, or they would share a few sets of the cache.
     fn elements(&self) -> usize {
-        self.extents.iter().product()
+        const LINE: usize = 16;
+        (self.extents.iter().product::<usize>().div_ceil(LINE) | 1) * LINE
     }
 
     /// How many tiles a sample has along depth and height.
@@ -312,31 +332,71 @@ impl Tiles {
         let range = |i: usize, step: usize, count: usize| i * step..((i + 1) * step).min(count);
         [range(index / rows, self.planes, gather.0[0].count), range(index % rows, self.rows, gather.0[1].count)]
     }
+}
 
-    /// Copies what the `outputs` read of the channel `x`, with zeros outside of it.
-    fn pack<T: Real>(&self, gather: &Gather, x: &[T], outputs: &[Range<usize>; 2], out: &mut [T]) {
+vectorised! {
+    /// [`Gather::scatter`] for windows that are apart, into voxels without values: those that no tap reads are left out.
+    fn place<T>(gather: &Gather, sums: &[T], width: usize, reads: &Reads, first_plane: usize, out: &mut [MaybeUninit<T>]) {
+        let (step, taps) = (gather.0[2].step, gather.tap_rows().1);
+        let skipped = first_plane * gather.0[1].source * gather.0[2].source;
+        let n = reads.runs.len();
+        for (sums, rows) in sums.chunks_exact(taps * width).zip(reads.rows.chunks_exact(n)) {
+            for (i, (run, row)) in reads.runs.iter().zip(rows).enumerate() {
+                // Rows outside the volume lie beyond the planes too.
+                if *row < skipped || row - skipped >= out.len() {
+                    continue;
+                }
+                let (sums, out) = (&sums[run.column..], &mut out[row - skipped..]);
+                let span = |tap: usize| reads.spans[tap * n + i];
+                if taps == step && (0..taps).all(|tap| span(tap).hi - span(tap).lo == run.len) {
+                    let first = reads.spans[i].first;
+                    interleave(sums, width, step, &mut out[first..first + run.len * step], MaybeUninit::new);
+                    continue;
+                }
+                for (tap, sums) in sums.chunks(width).enumerate().take(taps) {
+                    let Span { lo, hi, first } = span(tap);
+                    let to = out[first..].iter_mut().step_by(step);
+                    to.zip(&sums[lo..hi]).for_each(|(to, sum)| *to = MaybeUninit::new(*sum));
+                }
+            }
+        }
+    }
+}
+
+vectorised! {
+    /// Copies what the `outputs` of a tile read of the channel `x`, with zeros outside of it.
+    fn pack_tile<T>(tiles: &Tiles, gather: &Gather, x: &[T], outputs: &[Range<usize>; 2], out: &mut [T]) {
         let [ad, ah, aw] = &gather.0;
-        let [_, tile_rows, pitch] = self.extents;
+        let [_, tile_rows, pitch] = tiles.extents;
         let first = |axis: &Axis, outputs: &Range<usize>| (outputs.start * axis.step) as isize + axis.bases[0];
         let reach = |axis: &Axis, outputs: &Range<usize>| (outputs.len() - 1) * axis.step + axis.span();
-        // Of a row, what lies in the source.
-        let lo = (-aw.bases[0]).clamp(0, pitch as isize).unsigned_abs();
-        let hi = (aw.source as isize - aw.bases[0]).clamp(lo as isize, pitch as isize).unsigned_abs();
         for d in 0..reach(ad, &outputs[0]) {
             let source_d = first(ad, &outputs[0]) + d as isize;
             for h in 0..reach(ah, &outputs[1]) {
                 let source_h = first(ah, &outputs[1]) + h as isize;
                 let out = &mut out[(d * tile_rows + h) * pitch..][..pitch];
-                let inside = (0..ad.source as isize).contains(&source_d) && (0..ah.source as isize).contains(&source_h);
-                if !inside || lo == hi {
+                if !(0..ad.source as isize).contains(&source_d) || !(0..ah.source as isize).contains(&source_h) {
                     out.fill(T::default());
                     continue;
                 }
-                let row = (source_d.unsigned_abs() * ah.source + source_h.unsigned_abs()) * aw.source;
-                let from = row + (lo as isize + aw.bases[0]).unsigned_abs();
-                out[..lo].fill(T::default());
-                out[lo..hi].copy_from_slice(&x[from..from + hi - lo]);
-                out[hi..].fill(T::default());
+                let row = &x[(source_d.unsigned_abs() * ah.source + source_h.unsigned_abs()) * aw.source..][..aw.source];
+                for (p, out) in out.chunks_exact_mut(tiles.phase).enumerate() {
+                    let base = aw.bases[0] + p as isize;
+                    // The first element at or behind a bound of the source.
+                    let behind = |bound: isize| (bound - base).max(0).unsigned_abs().div_ceil(aw.step).min(out.len());
+                    let (lo, hi) = (behind(0), behind(aw.source as isize));
+                    if lo == hi {
+                        out.fill(T::default());
+                        continue;
+                    }
+                    out[..lo].fill(T::default());
+                    let x = &row[(lo * aw.step).wrapping_add_signed(base)..];
+                    match aw.step {
+                        1 => out[lo..hi].copy_from_slice(&x[..hi - lo]),
+                        step => strided(&mut out[lo..hi], x, step, |to, x| *to = x),
+                    }
+                    out[hi..].fill(T::default());
+                }
             }
         }
     }
@@ -393,6 +453,15 @@ impl<T> Shared<T> {
     unsafe fn part(&self, at: usize, len: usize) -> &mut [T] {
         unsafe { std::slice::from_raw_parts_mut(self.0.add(at), len) }
     }
+
+    /// [`Shared::part`] of a buffer that may not hold values yet.
+    ///
+    /// # Safety
+    /// As [`Shared::part`]; only values may be written.
+    #[allow(clippy::mut_from_ref, reason = "the caller promises disjoint parts")]
+    unsafe fn space(&self, at: usize, len: usize) -> &mut [MaybeUninit<T>] {
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(at).cast(), len) }
+    }
 }
 
 /// Runs `f` on two buffers that this thread keeps from call to call; their contents are arbitrary numbers.
@@ -432,8 +501,11 @@ impl Conv {
     /// The output.
     pub(crate) fn forward<T: Real>(&self, x: &[T], weight: &[T], bias: Option<&[T]>) -> Vec<T> {
         let extents = [0, 1, 2].map(|i| self.gather.0[i].count);
-        let mut out = vec![T::default(); self.samples * self.channels[1] * self.gather.positions()];
-        self.forward_into(x, weight, bias, &mut out, extents, [0; 3]);
+        let len = self.samples * self.channels[1] * self.gather.positions();
+        let mut out = Vec::with_capacity(len);
+        self.forward_to(x, weight, bias, &mut out.spare_capacity_mut()[..len], extents, [0; 3]);
+        // SAFETY: the box is the whole volume, so that every value is written.
+        unsafe { out.set_len(len) };
         out
     }
 
@@ -445,6 +517,21 @@ impl Conv {
         weight: &[T],
         bias: Option<&[T]>,
         out: &mut [T],
+        extents: [usize; 3],
+        at: [usize; 3],
+    ) {
+        // SAFETY: what is initialised stays so: only values are written.
+        let out = unsafe { &mut *(std::ptr::from_mut(out) as *mut [MaybeUninit<T>]) };
+        self.forward_to(x, weight, bias, out, extents, at);
+    }
+
+    /// [`Conv::forward_into`]; every value of the box is written, and nothing else.
+    fn forward_to<T: Real>(
+        &self,
+        x: &[T],
+        weight: &[T],
+        bias: Option<&[T]>,
+        out: &mut [MaybeUninit<T>],
         extents: [usize; 3],
         at: [usize; 3],
     ) {
@@ -462,25 +549,17 @@ impl Conv {
             return self.forward_tiles(&tiles, x, weight, bias, out, extents, at);
         }
         let panel = T::panel(isa);
-        let threads = rayon::current_num_threads();
         // How the work is cut depends on the threads, the order of each sum does not.
-        let panels = positions.div_ceil(panel).div_ceil(2 * threads).clamp(1, PANELS);
+        let panels = positions.div_ceil(panel).div_ceil(2 * rayon::current_num_threads()).clamp(1, PANELS);
         let tiles = positions.div_ceil(panels * panel);
-        let parts = match threads {
-            1 => 1,
-            _ => (2 * threads).div_ceil(tiles * groups).clamp(1, rows.div_ceil(16)),
-        };
-        let part_rows = rows.div_ceil(parts).next_multiple_of(4);
+        let (parts, part_rows) = row_parts(rows, tiles * groups);
         let block = (DEPTH / taps).clamp(1, inner);
         let table = PackedRows::new(T::lanes(isa), block * taps);
         let shared = Shared(out.as_mut_ptr());
 
         (0..groups * tiles * parts).into_par_iter().for_each(|task| {
             let (group, tile, part) = (task / (tiles * parts), task / parts % tiles, task % parts);
-            let m = (part * part_rows).min(rows)..((part + 1) * part_rows).min(rows);
-            if m.is_empty() {
-                return;
-            }
+            let m = part * part_rows..((part + 1) * part_rows).min(rows);
             let p0 = tile * panels * panel;
             let columns = (panels * panel).min(positions - p0);
             let starts: Vec<usize> = (0..columns).step_by(panel).collect();
@@ -527,7 +606,7 @@ impl Conv {
                             let from = ((volume * extents[0] + d) * extents[1] + h) * extents[2] + w + at[2];
                             // SAFETY: a task owns its channels and positions, and the box lies in the volume.
                             let out = unsafe { shared.part(from, run.len) };
-                            out.iter_mut().zip(&sums[start + run.column..]).for_each(|(o, s)| *o = *s + bias);
+                            out.iter_mut().zip(&sums[start + run.column..]).for_each(|(o, s)| *o = MaybeUninit::new(*s + bias));
                         }
                     }
                 }
@@ -535,7 +614,7 @@ impl Conv {
         });
     }
 
-    /// [`Conv::forward_into`] by tiles. The order of every sum is the same.
+    /// [`Conv::forward_to`] by tiles. The order of every sum is the same.
     #[allow(clippy::too_many_arguments)]
     fn forward_tiles<T: Real>(
         &self,
@@ -543,7 +622,7 @@ impl Conv {
         x: &[T],
         weight: &[T],
         bias: Option<&[T]>,
-        out: &mut [T],
+        out: &mut [MaybeUninit<T>],
         extents: [usize; 3],
         at: [usize; 3],
     ) {
@@ -554,12 +633,7 @@ impl Conv {
         let depth = inner * taps;
         let [_, tile_rows, pitch] = tiles.extents;
         let each: usize = tiles.counts(gather).iter().product();
-        let threads = rayon::current_num_threads();
-        let parts = match threads {
-            1 => 1,
-            _ => (2 * threads).div_ceil(each * samples * groups).clamp(1, rows.div_ceil(16)),
-        };
-        let part_rows = rows.div_ceil(parts).next_multiple_of(4);
+        let (parts, part_rows) = row_parts(rows, each * samples * groups);
         let block = (DEPTH / taps).clamp(1, inner);
         let offsets: Vec<usize> = (0..block).flat_map(|c| tiles.offsets.iter().map(move |o| c * tiles.elements() + o)).collect();
         let shared = Shared(out.as_mut_ptr());
@@ -567,10 +641,7 @@ impl Conv {
         (0..samples * groups * each * parts).into_par_iter().for_each(|task| {
             let (outer, tile, part) = (task / (each * parts), task / parts % each, task % parts);
             let (sample, group) = (outer / groups, outer % groups);
-            let m = (part * part_rows).min(rows)..((part + 1) * part_rows).min(rows);
-            if m.is_empty() {
-                return;
-            }
+            let m = part * part_rows..((part + 1) * part_rows).min(rows);
             let outputs = tiles.outputs(gather, tile);
             let lines: Vec<(usize, usize)> = outputs[0].clone().flat_map(|d| outputs[1].clone().map(move |h| (d, h))).collect();
             // Where each vector of outputs reads with the first tap.
@@ -586,7 +657,7 @@ impl Conv {
                     let c_end = (c + block).min(inner);
                     for (packed, c) in packed.chunks_exact_mut(tiles.elements()).zip(c..c_end) {
                         let from = (sample * channels[0] + group * inner + c) * source;
-                        tiles.pack(gather, &x[from..from + source], &outputs, packed);
+                        pack_tile(isa, tiles, gather, &x[from..from + source], &outputs, packed);
                     }
                     let a = &weight[(group * rows + m.start) * depth + c * taps..];
                     debug_assert!(a.len() >= (m.len() - 1) * depth + (c_end - c) * taps);
@@ -617,7 +688,7 @@ impl Conv {
                         let from = (volume * extents[1] + h + at[1]) * extents[2] + at[2];
                         // SAFETY: a task owns its channels and rows, and the box lies in the volume.
                         let out = unsafe { shared.part(from, aw.count) };
-                        out.iter_mut().zip(sums).for_each(|(o, s)| *o = *s + bias);
+                        out.iter_mut().zip(sums).for_each(|(o, s)| *o = MaybeUninit::new(*s + bias));
                     }
                 }
             });
@@ -636,8 +707,13 @@ impl Conv {
         let turned = |axis: &Axis| Axis::with_bases(axis.source, 1, axis.bases.iter().rev().map(|base| -base).collect(), axis.count);
         let gather = Gather([turned(d), turned(h), turned(w)]);
         let [inputs, outputs] = self.channels;
-        Tiles::new(&gather, lanes, inputs / self.groups)?;
-        Some(Conv { isa: self.isa, samples: self.samples, channels: [outputs, inputs], groups: self.groups, gather })
+        Tiles::fit(&gather, lanes).then_some(Conv {
+            isa: self.isa,
+            samples: self.samples,
+            channels: [outputs, inputs],
+            groups: self.groups,
+            gather,
+        })
     }
 
     /// The gradient of x: the product of the weight, turned over by its strides alone, with tiles of `grad`, each entry
@@ -646,22 +722,27 @@ impl Conv {
         let Conv { isa, samples, channels, groups, ref gather } = *self;
         let [inner, depth] = self.group_channels();
         let (taps, source, positions) = (gather.taps(), gather.source(), gather.positions());
-        let mut out = vec![T::default(); samples * channels[0] * source];
-        if out.is_empty() || positions == 0 || depth == 0 {
-            return out;
+        let len = samples * channels[0] * source;
+        if len == 0 || positions == 0 || depth == 0 {
+            return vec![T::default(); len];
         }
         if let Some(turned) = self.turned(T::lanes(isa)) {
             return turned.forward(grad, &turned_weight(weight, [inner, depth], taps), None);
         }
         let [ad, ah, aw] = &gather.0;
-        let panel = T::panel(isa);
-        // How the work is cut depends on the threads, the order of each sum does not: panels lie on one grid.
+        let (panel, lanes) = (T::panel(isa), T::lanes(isa));
+        // How the work is cut depends on the threads, the order of each sum does not: columns lie on one grid.
+        let width = (COLUMNS / panel).max(1) * panel;
         let wanted = 2 * rayon::current_num_threads();
         let block = inner.div_ceil(wanted.div_ceil(samples * groups)).clamp(1, (DEPTH / taps).max(1));
         let blocks = inner.div_ceil(block);
         let slabs = wanted.div_ceil(samples * groups * blocks).clamp(1, (ad.source / 8).max(1));
         let slab = ad.source.div_ceil(slabs);
-        let table = PackedRows::new(T::lanes(isa), depth);
+        let offsets: Vec<usize> = (0..depth).map(|o| o * width).collect();
+        let apart = gather.0.iter().all(Axis::apart);
+        // Where each voxel is read by one tap of one output, each is written once.
+        let whole = apart && gather.0.iter().all(|axis| axis.inside.iter().map(Range::len).sum::<usize>() == axis.source);
+        let mut out = if whole { Vec::with_capacity(len) } else { vec![T::default(); len] };
         let shared = Shared(out.as_mut_ptr());
 
         (0..samples * groups * blocks * slabs).into_par_iter().for_each(|task| {
@@ -672,49 +753,52 @@ impl Conv {
             let area = ah.count * aw.count;
             let reached = ad.outputs_of(&planes);
             let part_rows = count * taps;
-            with_scratch(depth * (part_rows + panel), part_rows * panel, |packed: &mut [T], sums: &mut [T]| {
+            with_scratch(depth * (part_rows + width), part_rows * width, |packed: &mut [T], sums: &mut [T]| {
                 // This task's part of the weight, close together: in place its rows are a whole filter apart.
                 let (a, packed) = packed.split_at_mut(depth * part_rows);
                 for (o, a) in a.chunks_exact_mut(part_rows).enumerate() {
                     let from = ((group * depth + o) * inner + first) * taps;
                     a.copy_from_slice(&weight[from..from + part_rows]);
                 }
-                for p0 in (reached.start * area / panel * panel..reached.end * area).step_by(panel) {
-                    let columns = panel.min(positions - p0);
-                    let vectors = columns.div_ceil(T::lanes(isa));
-                    let width = vectors * T::lanes(isa);
-                    for (o, packed) in packed.chunks_exact_mut(width).take(depth).enumerate() {
+                for p0 in (reached.start * area / width * width..reached.end * area).step_by(width) {
+                    let columns = width.min(positions - p0);
+                    for (o, packed) in packed.chunks_exact_mut(width).enumerate() {
                         let from = (sample * channels[1] + group * depth + o) * positions + p0;
                         copy(&grad[from..from + columns], &mut packed[..columns]);
                     }
-                    // SAFETY: the extents above; `isa` comes from `Isa::available`.
-                    unsafe {
-                        T::product(
-                            isa,
-                            &Panel {
-                                a: a.as_ptr(),
-                                lda: 1,
-                                step: part_rows,
-                                rows: part_rows,
-                                b: vectors_of(packed, T::lanes(isa)),
-                                offsets: table.of(width, depth),
-                                vectors,
-                                c: sums.as_mut_ptr(),
-                                ldc: width,
-                                add: false,
-                            },
-                        );
+                    for start in (0..columns).step_by(panel) {
+                        let product = Panel {
+                            a: a.as_ptr(),
+                            lda: 1,
+                            step: part_rows,
+                            rows: part_rows,
+                            b: vectors_of(&packed[start..], lanes),
+                            offsets: &offsets,
+                            vectors: (columns - start).min(panel).div_ceil(lanes),
+                            c: sums[start..].as_mut_ptr(),
+                            ldc: width,
+                            add: false,
+                        };
+                        // SAFETY: the extents above; `isa` comes from `Isa::available`.
+                        unsafe { T::product(isa, &product) };
                     }
                     let reads = gather.reads(p0..p0 + columns, 0);
                     for (c, sums) in sums.chunks_exact(taps * width).take(count).enumerate() {
                         let at = ((sample * channels[0] + group * inner + first + c) * ad.source + planes.start) * ah.source * aw.source;
-                        // SAFETY: a task owns these planes of its channels.
-                        let out = unsafe { shared.part(at, planes.len() * ah.source * aw.source) };
-                        gather.scatter(sums, width, &reads, planes.start, out);
+                        let voxels = planes.len() * ah.source * aw.source;
+                        // SAFETY: a task owns these planes of its channels; where windows overlap they hold values.
+                        unsafe {
+                            match apart {
+                                true => place(isa, gather, sums, width, &reads, planes.start, shared.space(at, voxels)),
+                                false => gather.scatter(sums, width, &reads, planes.start, shared.part(at, voxels)),
+                            }
+                        }
                     }
                 }
             });
         });
+        // SAFETY: there are zeros, or a value was placed everywhere.
+        unsafe { out.set_len(len) };
         out
     }
 
@@ -810,7 +894,7 @@ impl Conv {
                 for index in part * chunk..((part + 1) * chunk).min(samples * each) {
                     let (sample, outputs) = (index / each, tiles.outputs(gather, index % each));
                     let from = (sample * channels[0] + group * inner + c) * source;
-                    tiles.pack(gather, &x[from..from + source], &outputs, packed);
+                    pack_tile(isa, tiles, gather, &x[from..from + source], &outputs, packed);
                     let first = (outputs[0].start * ah.count + outputs[1].start) * aw.count;
                     let a = &grad[(sample * channels[1] + group * rows) * positions + first..];
                     let dots = Dots {
@@ -911,6 +995,17 @@ fn turned_weight<T: Real>(weight: &[T], [inner, depth]: [usize; 2], taps: usize)
         }
     });
     out
+}
+
+/// Cuts `rows` among threads where there are fewer than enough `tasks` without: how many parts there are, and the rows of
+/// one.
+fn row_parts(rows: usize, tasks: usize) -> (usize, usize) {
+    let parts = match rayon::current_num_threads() {
+        1 => 1,
+        threads => (2 * threads).div_ceil(tasks).clamp(1, rows.div_ceil(16)),
+    };
+    let part_rows = rows.div_ceil(parts).next_multiple_of(4);
+    (rows.div_ceil(part_rows), part_rows)
 }
 
 /// Cuts `blocks` of positions, where there are fewer than enough `tasks` without, into chunks whose results of

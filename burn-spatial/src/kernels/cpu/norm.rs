@@ -165,21 +165,17 @@ pub(crate) fn grad_sums<T: Real>(isa: Isa, x: &[T], grad: &[T], plane: usize, ch
 }
 
 vectorised! {
-    fn plane_grad<T>(x: &[T], grad: &[T], channel: Channel<T>, a: T, b: T, out: &mut [MaybeUninit<T>]) {
-        for ((out, x), grad) in out.iter_mut().zip(x).zip(grad) {
-            *out = MaybeUninit::new(channel.scale * (channel.back(*x, *grad) - a - (*x - channel.mean) * b));
+    fn plane_grad<T>(x: &[T], grad: &mut [T], channel: Channel<T>, a: T, b: T) {
+        for (x, grad) in x.iter().zip(grad) {
+            *grad = channel.scale * (channel.back(*x, *grad) - a - (*x - channel.mean) * b);
         }
     }
 }
 
-/// The gradient of x: `scale * (g - a - (x - mean) * b)`, g the gradient before the activation.
-pub(crate) fn grad<T: Real>(isa: Isa, x: &[T], grad: &[T], plane: usize, channels: Channels<'_, T>, a: &[T], b: &[T]) -> Vec<T> {
-    let of_plane = |i: usize, out: &mut [MaybeUninit<T>]| {
-        let values = i * plane..(i + 1) * plane;
-        plane_grad(isa, &x[values.clone()], &grad[values], channels.of(i), a[i % a.len()], b[i % b.len()], out);
-    };
-    // SAFETY: every value of a plane is written.
-    unsafe { written(x.len() / plane.max(1), plane, of_plane) }
+/// Makes `grad` that of x: `scale * (g - a - (x - mean) * b)`, g the gradient before the activation.
+pub(crate) fn grad<T: Real>(isa: Isa, x: &[T], grad: &mut [T], plane: usize, channels: Channels<'_, T>, a: &[T], b: &[T]) {
+    let planes = x.par_chunks(plane).zip(grad.par_chunks_mut(plane)).enumerate();
+    planes.for_each(|(i, (x, grad))| plane_grad(isa, x, grad, channels.of(i), a[i % a.len()], b[i % b.len()]));
 }
 
 #[cfg(test)]

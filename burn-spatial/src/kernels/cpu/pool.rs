@@ -234,7 +234,7 @@ vectorised! {
                     add(&mut phases[first % w.stride * pitch + first / w.stride..], &sums[tap.0.clone()]);
                 }
             }
-            interleave(&phases, pitch, spread);
+            interleave(&phases, pitch, w.stride, spread, |x| x);
         }
         let mut total = vec![T::default(); w.input];
         for (out, rows) in out.chunks_exact_mut(w.input).zip(height) {

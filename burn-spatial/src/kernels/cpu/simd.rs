@@ -106,22 +106,23 @@ pub(super) fn strided<A, B: Copy>(to: &mut [A], from: &[B], step: usize, f: impl
     }
 }
 
-/// Writes `rows`, each of `pitch` elements, in turn: element `j` of row `r` to `j * rows + r`.
+/// Writes elements of `count` rows that lie `pitch` apart in turn: what `f` makes of element `j` of row `r` to
+/// `j * count + r`.
 #[inline(always)]
-pub(super) fn interleave<T: Copy>(rows: &[T], pitch: usize, to: &mut [T]) {
-    match rows.len() / pitch.max(1) {
-        1 => to.copy_from_slice(&rows[..to.len()]),
+pub(super) fn interleave<T: Copy, A>(rows: &[T], pitch: usize, count: usize, to: &mut [A], f: impl Fn(T) -> A) {
+    match count {
+        // With a number that is known here vectors are sorted and written.
         2 => {
-            let (even, odd) = rows.split_at(pitch);
             let (pairs, rest) = to.as_chunks_mut::<2>();
-            pairs.iter_mut().zip(even.iter().zip(odd)).for_each(|(pair, (a, b))| *pair = [*a, *b]);
+            let (even, odd) = (&rows[..pairs.len()], &rows[pitch..]);
+            pairs.iter_mut().zip(even.iter().zip(odd)).for_each(|(pair, (a, b))| *pair = [f(*a), f(*b)]);
             if let [last] = rest {
-                *last = even[pairs.len()];
+                *last = f(rows[pairs.len()]);
             }
         }
-        n => {
-            for (r, row) in rows.chunks_exact(pitch).enumerate().take(to.len()) {
-                to[r..].iter_mut().step_by(n).zip(row).for_each(|(to, value)| *to = *value);
+        _ => {
+            for (r, row) in rows.chunks(pitch).enumerate().take(count.min(to.len())) {
+                to[r..].iter_mut().step_by(count).zip(row).for_each(|(to, value)| *to = f(*value));
             }
         }
     }
@@ -514,38 +515,48 @@ unsafe fn block<V: Vector, const M: usize, const N: usize>(p: &Panel<'_, V::T>, 
 /// As [`Real::dots`].
 #[inline(always)]
 unsafe fn dots<V: Vector>(p: &Dots<'_, V::T>) {
-    let mut j = 0;
-    // SAFETY: `j + N <= p.offsets.len()` for each block.
-    unsafe {
-        while p.offsets.len() - j >= 3 {
-            dot_rows::<V, 3>(p, j);
-            j += 3;
-        }
-        while p.offsets.len() - j >= 1 {
-            dot_rows::<V, 1>(p, j);
-            j += 1;
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn dot_rows<V: Vector, const N: usize>(p: &Dots<'_, V::T>, column: usize) {
     let mut i = 0;
     // SAFETY: `i + M <= p.rows` for each block.
     unsafe {
         if V::WIDE {
             while p.rows - i >= 8 {
-                dot_block::<V, 8, N>(p, i, column);
+                dot_columns::<V, 8>(p, i);
                 i += 8;
             }
         }
         while p.rows - i >= 4 {
-            dot_block::<V, 4, N>(p, i, column);
+            dot_columns::<V, 4>(p, i);
             i += 4;
         }
         while p.rows - i >= 1 {
-            dot_block::<V, 1, N>(p, i, column);
+            dot_columns::<V, 1>(p, i);
             i += 1;
+        }
+    }
+}
+
+/// Covers the columns with blocks whose sums are enough to hide a multiplication's latency; four are two and two.
+#[inline(always)]
+unsafe fn dot_columns<V: Vector, const M: usize>(p: &Dots<'_, V::T>, row: usize) {
+    let mut j = 0;
+    // SAFETY: `j + N <= p.offsets.len()` for each block.
+    unsafe {
+        loop {
+            match p.offsets.len() - j {
+                0 => return,
+                1 => {
+                    dot_block::<V, M, 1>(p, row, j);
+                    j += 1;
+                }
+                2 | 4 => {
+                    dot_block::<V, M, 2>(p, row, j);
+                    j += 2;
+                }
+                _ => {
+                    dot_block::<V, M, 3>(p, row, j);
+                    j += 3;
+                }
+            }
         }
     }
 }
@@ -579,11 +590,15 @@ unsafe fn dot_block<V: Vector, const M: usize, const N: usize>(p: &Dots<'_, V::T
             for (j, sum) in sums.iter().enumerate() {
                 let mut lanes = [V::T::default(); MAX_LANES];
                 sum.store(lanes.as_mut_ptr());
-                let mut total = lanes[0];
-                for lane in &lanes[1..V::LANES] {
-                    total += *lane;
+                // Halves onto halves.
+                let mut n = V::LANES / 2;
+                while n > 0 {
+                    for lane in 0..n {
+                        lanes[lane] = lanes[lane] + lanes[lane + n];
+                    }
+                    n /= 2;
                 }
-                *p.c.add((row + i) * p.ldc + column + j) += total;
+                *p.c.add((row + i) * p.ldc + column + j) += lanes[0];
             }
         }
     }
