@@ -11,6 +11,7 @@ use crate::trace::timed;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, Slice, TensorMetadata};
 use burn_flex::FlexTensor;
+use burn_std::Shape;
 
 mod cpu;
 pub mod generic;
@@ -202,6 +203,16 @@ fn in_box<T: 'static>(target: T, at: &[Range<usize>], part: T, f: impl cpu::boxe
     }
 }
 
+/// A tensor whose every value is still to be written: until then they are any.
+pub(crate) fn unwritten<B: Backend>(shape: Shape, device: &B::Device, dtype: DType) -> FloatTensor<B> {
+    let flex = std::any::TypeId::of::<FloatTensor<B>>() == std::any::TypeId::of::<FlexTensor>();
+    match dtype {
+        DType::F32 if flex => primitive(cpu::unwritten::<f32>(shape)),
+        DType::F64 if flex => primitive(cpu::unwritten::<f64>(shape)),
+        _ => B::float_empty(shape, device, dtype.into()),
+    }
+}
+
 /// Convolution of a block. x `[N, Cin, in..]`, weight `[Cout, Cin / groups, kernel..]`, bias `[Cout]` ->
 /// `[N, Cout, out..]`.
 pub fn conv3d<B: Backend>(
@@ -211,18 +222,9 @@ pub fn conv3d<B: Backend>(
     window: &Window,
     groups: usize,
 ) -> FloatTensor<B> {
-    timed!(KERNEL, "conv3d");
-    let flex_bias = bias.as_ref().map(flex);
-    let (Some((fx, fw)), Some(fb)) = (flex_pair(&x, &weight), flex_bias.map_or(Some(None), |b| b.map(Some))) else {
-        return generic::conv3d::<B>(x, weight, bias, window, groups);
-    };
-    let [n, cin, cout] = [x.shape()[0], x.shape()[1], weight.shape()[0]];
-    let own = cpu::Conv::new(cpu::Isa::get(), n, [cin, cout], window, groups);
-    primitive(typed!(fx, T => {
-        let bias = fb.as_ref().map(cpu::slice::<T>);
-        let out = own.forward::<T>(cpu::slice(&fx), cpu::slice(&fw), bias);
-        cpu::tensor(out, with_extents(n, cout, outputs(window)))
-    }))
+    let shape = with_extents(x.shape()[0], weight.shape()[0], outputs(window));
+    let out = unwritten::<B>(shape.into(), &B::float_device(&x), x.dtype());
+    conv3d_part::<B>(out, [0; 3], x, weight, bias, window, groups)
 }
 
 /// [`conv3d`] of a part of the output: writes it into `out` `[N, Cout, ..]` at voxel `at`. The values are those of the
@@ -236,7 +238,7 @@ pub fn conv3d_part<B: Backend>(
     window: &Window,
     groups: usize,
 ) -> FloatTensor<B> {
-    timed!(KERNEL, "conv3d_part");
+    timed!(KERNEL, "conv3d");
     let flex_bias = bias.as_ref().map(flex);
     let (Some((fx, fw)), Some(fb), Some(_)) = (flex_pair(&x, &weight), flex_bias.map_or(Some(None), |b| b.map(Some)), flex(&out)) else {
         let part = generic::conv3d::<B>(x, weight, bias, window, groups);
@@ -403,7 +405,7 @@ fn plane(x: &FlexTensor) -> usize {
 
 /// `[C]` from values.
 fn line<T: burn_backend::Element + bytemuck::Pod + Send + Sync>(values: Vec<T>) -> FlexTensor {
-    let shape = burn_std::Shape::from(vec![values.len()]);
+    let shape = Shape::from(vec![values.len()]);
     FlexTensor::new(burn_std::Bytes::from_elems(values), burn_flex::Layout::contiguous(shape), T::dtype())
 }
 

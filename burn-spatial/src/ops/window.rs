@@ -509,7 +509,7 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         let (weight, bias) = (weight.into_whole(), bias.map(SpatialTensor::into_whole));
         let output = windowed.output(weight_dims[0]);
         let shape = windowed.unwritten(output.local_shape(context.mesh.coords())[0], weight_dims[0]);
-        let mut y = Some(B::float_empty(shape, device.inner_device(), x.dtype().into()));
+        let mut y = Some(kernels::unwritten::<B>(shape, device.inner_device(), x.dtype()));
         windowed.in_parts::<B>(&context, x, |block, part| {
             let done = y.take().expect("put back after every part");
             y = Some(kernels::conv3d_part::<B>(done, part.at, block, weight.clone(), bias.clone(), &part.window, spec.groups));

@@ -49,6 +49,23 @@ pub(crate) unsafe fn written<T: Real>(count: usize, each: usize, write: impl Fn(
     out
 }
 
+/// A tensor of any values, for a result that is written part by part.
+pub(crate) fn unwritten<T: Real>(shape: Shape) -> FlexTensor {
+    let len = shape.num_elements();
+    let mut values = Vec::<T>::with_capacity(len);
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    #[allow(clippy::uninit_vec, reason = "the compiler has to think that the code has written the values")]
+    // SAFETY: there is room for the values, and any bits are one. What is no code to the machine may, to the compiler, have
+    // written to the buffer.
+    unsafe {
+        std::arch::asm!("/* {} */", in(reg) values.as_mut_ptr(), options(nostack, preserves_flags));
+        values.set_len(len);
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    values.resize(len, T::default());
+    FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(shape), T::dtype())
+}
+
 /// The chunk, after `value` was written everywhere.
 pub(crate) fn filled<T: Copy>(chunk: &mut [MaybeUninit<T>], value: T) -> &mut [T] {
     chunk.fill(MaybeUninit::new(value));
