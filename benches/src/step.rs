@@ -124,6 +124,8 @@ pub struct Row {
     pub threads: usize,
     /// Ranks along data, depth, height and width.
     pub grid: String,
+    /// What [`burn_spatial::kernels::instructions`] says.
+    pub instructions: String,
     /// A step.
     pub seconds: f64,
     /// The most memory a rank had.
@@ -329,6 +331,7 @@ where
         ranks: args.grid.ranks(),
         threads: rayon::current_num_threads(),
         grid: args.grid.to_string(),
+        instructions: burn_spatial::kernels::instructions().into(),
         seconds: median(seconds),
         peak_mib: peaks.fold(0.0, f64::max),
         start_mib,

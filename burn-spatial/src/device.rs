@@ -145,10 +145,12 @@ fn lookup(id: u16) -> Arc<RankContext> {
 
 impl<D: DeviceOps> SpatialDevice<D> {
     /// Registers this thread as the rank of `mesh` that computes on `inner`, until the thread ends. The default
-    /// device of the thread from now on. Collective, for ranks agree on a random seed.
+    /// device of the thread from now on. Collective, for ranks agree on a random seed and
+    /// on the instructions of their kernels.
     pub fn new(inner: D, mesh: Arc<Mesh>) -> Result<Self, CommError> {
         let seed = mesh.world().broadcast(0, crate::random::entropy().to_ne_bytes().to_vec())?;
         let seed = u64::from_ne_bytes(seed.try_into().expect("rank 0 sends 8 bytes"));
+        crate::kernels::agree(mesh.world())?;
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         assert!(id < u16::MAX, "a process can register {} mesh ranks in its life", u16::MAX);
         let strict = std::env::var(STRICT_VARIABLE).is_ok_and(|v| !v.is_empty() && v != "0");

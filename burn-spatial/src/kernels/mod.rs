@@ -1,11 +1,13 @@
 //! Local compute that the inner backend lacks or does slowly: window operations on one rank's block.
 //!
-//! On `Flex` with f32 or f64 they run on own SIMD kernels; `BURN_SPATIAL_ISA` = `avx512`, `avx2` or `portable` forces
-//! one of the instruction sets this machine has. Anything else runs on the bodies in [`generic`], made of Burn ops.
+//! On `Flex` with f32 or f64 they run on own SIMD kernels, with the best instructions that all ranks' machines have;
+//! `BURN_SPATIAL_ISA` = `avx512`, `avx2` or `portable` forces lesser ones. Anything else runs on the bodies in [`generic`],
+//! made of Burn ops.
 
 use std::any::Any;
 use std::ops::Range;
 
+use crate::comm::{Comm, CommError};
 use crate::stats::copied;
 use crate::trace::timed;
 use burn_backend::tensor::{FloatTensor, IntTensor};
@@ -92,6 +94,30 @@ impl Count {
         };
         (0..axis.kernel).filter(|t| counted.contains(&(start + (t * axis.dilation) as isize))).count().max(1)
     }
+}
+
+/// The instructions the CPU kernels use: `avx512`, `avx2` or `portable`.
+pub fn instructions() -> &'static str {
+    let isa = cpu::Isa::get();
+    cpu::Isa::available().into_iter().find(|(other, _)| *other == isa).map_or("portable", |(_, name)| name)
+}
+
+/// Has all ranks use the same instructions, those that every one has: parameters are the same on all ranks only if what they
+/// compute alike is. The number of threads changes no result, but the slowest rank sets the pace. Collective.
+pub(crate) fn agree(comm: &Comm) -> Result<(), CommError> {
+    let threads = u16::try_from(rayon::current_num_threads()).unwrap_or(u16::MAX);
+    let own = [&[cpu::Isa::get().place()][..], &threads.to_ne_bytes()].concat();
+    let all = comm.all_gather(&own)?;
+    cpu::Isa::agree(all.iter().filter_map(|bytes| bytes.first().copied()));
+    let mut counts: Vec<u16> = all.iter().filter_map(|bytes| Some(u16::from_ne_bytes(*bytes.last_chunk()?))).collect();
+    counts.sort_unstable();
+    if let [fewest, .., most] = counts[..]
+        && fewest != most
+        && comm.rank() == 0
+    {
+        tracing::warn!("ranks have {fewest} to {most} threads each (RAYON_NUM_THREADS), and wait for the slowest");
+    }
+    Ok(())
 }
 
 /// `t`, contiguous, if it is a tensor the CPU kernels work on.

@@ -2,6 +2,7 @@
 
 use std::ops::{Add, AddAssign, Mul, Sub};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use burn_backend::Element;
 use bytemuck::Pod;
@@ -20,6 +21,13 @@ pub(crate) enum Isa {
 }
 
 impl Isa {
+    /// Best first.
+    #[cfg(target_arch = "x86_64")]
+    const ALL: [Isa; 3] = [Isa::Avx512, Isa::Avx2, Isa::Portable];
+    /// The only one.
+    #[cfg(not(target_arch = "x86_64"))]
+    const ALL: [Isa; 1] = [Isa::Portable];
+
     /// What this machine has, best first.
     pub(crate) fn available() -> Vec<(Isa, &'static str)> {
         let mut all = Vec::new();
@@ -36,22 +44,42 @@ impl Isa {
         all
     }
 
-    /// The best of this machine, or what `BURN_SPATIAL_ISA` names. Chosen once.
+    /// The best of this machine, or what `BURN_SPATIAL_ISA` names.
+    fn wanted() -> Isa {
+        let all = Isa::available();
+        let Ok(wanted) = std::env::var("BURN_SPATIAL_ISA") else { return all[0].0 };
+        let found = all.iter().find(|(_, name)| *name == wanted);
+        found
+            .unwrap_or_else(|| {
+                let names: Vec<&str> = all.iter().map(|(_, name)| *name).collect();
+                tracing::warn!("BURN_SPATIAL_ISA={wanted} is not one of this machine's ({}); using {}", names.join(", "), all[0].1);
+                &all[0]
+            })
+            .0
+    }
+
+    /// What the kernels use: [`Isa::wanted`], unless ranks have agreed on less.
     pub(crate) fn get() -> Isa {
-        static ISA: OnceLock<Isa> = OnceLock::new();
-        *ISA.get_or_init(|| {
-            let all = Isa::available();
-            let Ok(wanted) = std::env::var("BURN_SPATIAL_ISA") else { return all[0].0 };
-            all.iter()
-                .find(|(_, name)| *name == wanted)
-                .unwrap_or_else(|| {
-                    tracing::warn!("BURN_SPATIAL_ISA={wanted} is not one of this machine's ({all:?}); using {}", all[0].1);
-                    &all[0]
-                })
-                .0
-        })
+        static WANTED: OnceLock<Isa> = OnceLock::new();
+        let agreed = Isa::ALL.get(usize::from(AGREED.load(Ordering::Relaxed))).copied();
+        agreed.unwrap_or_else(|| *WANTED.get_or_init(Isa::wanted))
+    }
+
+    /// Has the kernels of this process use what all ranks have: `others` are their places in [`Isa::ALL`]. A set is part of
+    /// those before it.
+    pub(crate) fn agree(others: impl Iterator<Item = u8>) {
+        let least = others.fold(Isa::get().place(), u8::max);
+        AGREED.store(least, Ordering::Relaxed);
+    }
+
+    /// Its place in [`Isa::ALL`].
+    pub(crate) fn place(self) -> u8 {
+        Isa::ALL.iter().position(|isa| *isa == self).map_or(u8::MAX, |place| place as u8)
     }
 }
+
+/// The place of what ranks have agreed on; beyond the end before that.
+static AGREED: AtomicU8 = AtomicU8::new(u8::MAX);
 
 /// Defines a function of plain loops that is compiled for every instruction set: its first argument is the [`Isa`], which
 /// must be available on this machine. What the loops call must be inlined. The values are the same on all: nothing here
