@@ -22,6 +22,9 @@ const PANELS: usize = 6;
 /// Columns of a gradient whose products are spread over the voxels together, about.
 const COLUMNS: usize = 64;
 
+/// Input channels whose weight's gradients are summed together, at most.
+const TOGETHER: usize = 8;
+
 /// One axis of a window: output `j` with tap `t` reads source `j * step + bases[t]`, zero outside `0..source`.
 struct Axis {
     count: usize,
@@ -874,7 +877,7 @@ impl Conv {
         sum_parts(out, size)
     }
 
-    /// The gradient of the weight by tiles: of each input channel, and each row of `grad` as it lies.
+    /// The gradient of the weight by tiles: of some input channels, and each row of `grad` as it lies.
     fn weight_grad_tiles<T: Real>(&self, tiles: &Tiles, x: &[T], grad: &[T]) -> Vec<T> {
         let Conv { isa, samples, channels, groups, ref gather } = *self;
         let [inner, rows] = self.group_channels();
@@ -887,37 +890,44 @@ impl Conv {
         let mut out = vec![T::default(); chunks * size];
         let shared = Shared(out.as_mut_ptr());
 
-        (0..chunks * groups * inner).into_par_iter().for_each(|task| {
-            let (part, group, c) = (task / (groups * inner), task / inner % groups, task % inner);
-            with_scratch(tiles.elements(), rows * taps, |packed: &mut [T], sums: &mut [T]| {
+        // Channels that share a tile's gradients while they are in the cache: of any number the sums are the same.
+        let together = (chunks * groups * inner).div_ceil(8 * rayon::current_num_threads()).clamp(1, inner.min(TOGETHER));
+        let blocks = inner.div_ceil(together);
+
+        (0..chunks * groups * blocks).into_par_iter().for_each(|task| {
+            let (part, group, start) = (task / (groups * blocks), task / blocks % groups, task % blocks * together);
+            let count = together.min(inner - start);
+            with_scratch(tiles.elements(), count * rows * taps, |packed: &mut [T], sums: &mut [T]| {
                 sums.fill(T::default());
                 for index in part * chunk..((part + 1) * chunk).min(samples * each) {
                     let (sample, outputs) = (index / each, tiles.outputs(gather, index % each));
-                    let from = (sample * channels[0] + group * inner + c) * source;
-                    pack_tile(isa, tiles, gather, &x[from..from + source], &outputs, packed);
                     let first = (outputs[0].start * ah.count + outputs[1].start) * aw.count;
                     let a = &grad[(sample * channels[1] + group * rows) * positions + first..];
-                    let dots = Dots {
-                        a: a.as_ptr(),
-                        lda: positions,
-                        rows,
-                        b: packed.as_ptr(),
-                        offsets: &tiles.offsets,
-                        len: aw.count,
-                        lines: outputs[1].len(),
-                        planes: outputs[0].len(),
-                        a_steps: [aw.count, ah.count * aw.count],
-                        b_steps: [ah.step * pitch, ad.step * tile_rows * pitch],
-                        c: sums.as_mut_ptr(),
-                        ldc: taps,
-                    };
-                    // SAFETY: a tile's input holds what its outputs read, `grad` a row for each; whole vectors cover a row;
-                    // `isa` comes from `Isa::available`.
-                    unsafe { T::dots(isa, &dots) };
+                    for (c, sums) in sums.chunks_exact_mut(rows * taps).enumerate() {
+                        let from = (sample * channels[0] + group * inner + start + c) * source;
+                        pack_tile(isa, tiles, gather, &x[from..from + source], &outputs, packed);
+                        let dots = Dots {
+                            a: a.as_ptr(),
+                            lda: positions,
+                            rows,
+                            b: packed.as_ptr(),
+                            offsets: &tiles.offsets,
+                            len: aw.count,
+                            lines: outputs[1].len(),
+                            planes: outputs[0].len(),
+                            a_steps: [aw.count, ah.count * aw.count],
+                            b_steps: [ah.step * pitch, ad.step * tile_rows * pitch],
+                            c: sums.as_mut_ptr(),
+                            ldc: taps,
+                        };
+                        // SAFETY: a tile's input holds what its outputs read, `grad` a row for each; whole vectors cover a
+                        // row; `isa` comes from `Isa::available`.
+                        unsafe { T::dots(isa, &dots) };
+                    }
                 }
                 for (i, sums) in sums.chunks_exact(taps).enumerate() {
-                    let at = part * size + (group * rows + i) * all + c * taps;
-                    // SAFETY: a task owns its channel of its part.
+                    let at = part * size + (group * rows + i % rows) * all + (start + i / rows) * taps;
+                    // SAFETY: a task owns its channels of its part.
                     unsafe { shared.part(at, taps) }.copy_from_slice(sums);
                 }
             });

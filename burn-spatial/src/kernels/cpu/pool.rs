@@ -94,7 +94,7 @@ pub(crate) fn max<T: Real>(isa: Isa, x: &[T], window: &Window, origin: [isize; 3
     let [d, h, w] = window;
     let (inputs, slice) = (d.input * h.input * w.input, h.output * w.output);
     let size = x.len() / inputs.max(1) * d.output * slice;
-    let (mut out, mut at) = (vec![T::NEG_INFINITY; size], vec![0i64; size]);
+    let (mut out, mut at) = (Vec::with_capacity(size), Vec::with_capacity(size));
     if size == 0 {
         return (out, at);
     }
@@ -107,17 +107,24 @@ pub(crate) fn max<T: Real>(isa: Isa, x: &[T], window: &Window, origin: [isize; 3
             of_taps.extend(reads.taps[2].iter().map(|(_, w)| flat([*d, *h, *w])));
         }
     }
-    out.par_chunks_exact_mut(slice).zip(at.par_chunks_exact_mut(slice)).enumerate().for_each(|(i, (out, at))| {
+    let outs = out.spare_capacity_mut()[..size].par_chunks_exact_mut(slice);
+    outs.zip(at.spare_capacity_mut()[..size].par_chunks_exact_mut(slice)).enumerate().for_each(|(i, (out, at))| {
         let (x, od) = (&x[i / d.output * inputs..][..inputs], i % d.output);
         let mut best_taps = vec![0u32; slice];
-        max_slice(isa, x, &reads, od, out, &mut best_taps);
+        max_slice(isa, x, &reads, od, filled(out, T::NEG_INFINITY), &mut best_taps);
         for (oh, (at, best_taps)) in at.chunks_exact_mut(w.output).zip(best_taps.chunks_exact(w.output)).enumerate() {
             let of_row = flat([(od * d.stride) as isize + origin[0], (oh * h.stride) as isize + origin[1], origin[2]]);
             for (ow, (at, tap)) in at.iter_mut().zip(best_taps).enumerate() {
-                *at = if *tap > 0 { of_row + (ow * w.stride) as i64 + of_taps[*tap as usize] } else { -1 };
+                let position = of_row + (ow * w.stride) as i64 + of_taps[*tap as usize];
+                at.write(if *tap > 0 { position } else { -1 });
             }
         }
     });
+    // SAFETY: slices are whole rows, of which each value is written.
+    unsafe {
+        out.set_len(size);
+        at.set_len(size);
+    }
     (out, at)
 }
 
@@ -129,27 +136,31 @@ pub(crate) fn max_grad<T: Real>(grad: &[T], at: &[i64], window: &Window, origin:
     let [vh, vw] = [volume[1] as i64, volume[2] as i64];
     let [z0, y0, x0] = origin.map(|o| o as i64);
     let whole = origin == [0; 3] && window.map(|axis| axis.input) == volume;
-    let spread = |plane: usize, out: &mut [MaybeUninit<T>]| {
-        // Zeros here and not for all planes at once: they are in the cache still when the gradients come.
-        let out = filled(out, T::default());
-        let outputs = plane * outputs..(plane + 1) * outputs;
-        let pairs = grad[outputs.clone()].iter().zip(&at[outputs]).filter(|(_, at)| **at >= 0);
+    let within = |at: i64| -> Option<usize> {
         if whole {
-            for (g, at) in pairs {
-                if let Some(out) = out.get_mut(*at as usize) {
-                    *out += *g;
-                }
-            }
-            return;
+            return usize::try_from(at).ok().filter(|at| *at < inputs);
         }
-        for (g, at) in pairs {
-            let (z, y, x) = (at / (vh * vw) - z0, at / vw % vh - y0, at % vw - x0);
-            if (0..d).contains(&z) && (0..h).contains(&y) && (0..w).contains(&x) {
-                out[((z * h + y) * w + x) as usize] += *g;
-            }
-        }
+        let (z, y, x) = (at / (vh * vw) - z0, at / vw % vh - y0, at % vw - x0);
+        let inside = at >= 0 && (0..d).contains(&z) && (0..h).contains(&y) && (0..w).contains(&x);
+        inside.then(|| ((z * h + y) * w + x) as usize)
     };
-    // SAFETY: each chunk is filled first.
+    let spread = |plane: usize, out: &mut [MaybeUninit<T>]| {
+        let outputs = plane * outputs..(plane + 1) * outputs;
+        // Zeros plane by plane: they are in the cache still when the gradients come.
+        let (mut zeros, area) = (0, (h * w) as usize);
+        for (g, at) in grad[outputs.clone()].iter().zip(&at[outputs]) {
+            let Some(at) = within(*at) else { continue };
+            if at >= zeros {
+                let end = (at / area + 1) * area;
+                filled(&mut out[zeros..end], T::default());
+                zeros = end;
+            }
+            // SAFETY: zeros lie up to behind it.
+            unsafe { *out[at].assume_init_mut() += *g };
+        }
+        filled(&mut out[zeros..], T::default());
+    };
+    // SAFETY: there are zeros everywhere.
     unsafe { written(grad.len() / outputs.max(1), inputs, spread) }
 }
 

@@ -183,6 +183,15 @@ fn wide_volumes_equal_plain_loops() {
         Case { n: 1, cin: 2, cout: 3, groups: 1, window: [axis(12, [3, 2, 1], 1), axis(11, [3, 3, 1], 0), axis(40, [3, 1, 1], 1)] },
         Case { n: 1, cin: 2, cout: 9, groups: 1, window: [axis(20, [3, 1, 1], -1), axis(14, [3, 1, 1], 3), axis(26, [3, 1, 1], -1)] },
         Case { n: 1, cin: 47, cout: 19, groups: 1, window: [axis(5, [3, 1, 1], 1), axis(4, [3, 1, 1], 1), axis(130, [3, 1, 1], 1)] },
+        // Windows that are apart: with every voxel read once, with padding and ends that none reads, with gaps.
+        Case { n: 2, cin: 6, cout: 8, groups: 2, window: [axis(4, [2, 2, 1], 0), axis(6, [2, 2, 1], 0), axis(64, [2, 2, 1], 0)] },
+        Case { n: 1, cin: 19, cout: 5, groups: 1, window: [axis(6, [3, 3, 1], 0), axis(9, [3, 3, 1], 0), axis(48, [3, 3, 1], 0)] },
+        Case { n: 1, cin: 3, cout: 9, groups: 1, window: [axis(7, [2, 2, 1], 1), axis(5, [2, 2, 1], 0), axis(63, [2, 2, 1], 1)] },
+        Case { n: 1, cin: 2, cout: 3, groups: 1, window: [axis(6, [2, 3, 1], -1), axis(8, [1, 2, 1], 0), axis(60, [2, 3, 1], 2)] },
+        // Rows of which elements a stride apart are sorted.
+        Case { n: 2, cin: 5, cout: 9, groups: 1, window: [axis(7, [3, 2, 1], 1), axis(6, [3, 2, 1], 1), axis(63, [3, 2, 1], 1)] },
+        Case { n: 1, cin: 3, cout: 4, groups: 1, window: [axis(4, [1, 1, 1], 0), axis(5, [3, 2, 1], 1), axis(95, [4, 3, 2], 3)] },
+        Case { n: 1, cin: 3, cout: 4, groups: 1, window: [axis(4, [1, 2, 1], 0), axis(5, [1, 2, 1], 0), axis(66, [1, 2, 1], 0)] },
     ];
     for (isa, _) in Isa::available() {
         let mut rng = Rng(6);
@@ -194,14 +203,56 @@ fn wide_volumes_equal_plain_loops() {
 }
 
 #[test]
+fn parts_have_the_bits_of_the_whole() {
+    let axis = |input: usize, [output, kernel, stride]: [usize; 3]| WindowAxis { input, output, kernel, stride, dilation: 1, offset: 1 };
+    let windows = [
+        [axis(6, [6, 3, 1]), axis(7, [7, 3, 1]), axis(32, [32, 3, 1])],
+        [axis(8, [4, 3, 2]), axis(9, [5, 3, 2]), axis(64, [32, 3, 2])],
+        [axis(7, [4, 2, 2]), axis(9, [5, 2, 2]), axis(63, [32, 2, 2])],
+    ];
+    for (isa, _) in Isa::available() {
+        let mut rng = Rng(9);
+        for window in &windows {
+            let [ins, outs] = [inputs(window), outputs(window)];
+            let (channels, taps) = ([20, 9], window[0].kernel.pow(3));
+            let x: Vec<f32> = cast(&rng.values(channels[0] * ins.iter().product::<usize>()));
+            let w: Vec<f32> = cast(&rng.values(channels[0] * channels[1] * taps));
+            let bias: Vec<f32> = cast(&rng.values(channels[1]));
+            let whole = Conv::new(isa, 1, channels, window, 1).forward(&x, &w, Some(&bias));
+            let mut out = vec![f32::NAN; whole.len()];
+            // Two parts along each axis; those along the width fill whole vectors and a few lanes.
+            for part in 0..8 {
+                let cut = [2, 3, 29];
+                let ranges = [0, 1, 2].map(|i| if part >> i & 1 == 0 { 0..cut[i] } else { cut[i]..outs[i] });
+                let of = |i: usize| {
+                    let (axis, range) = (window[i], &ranges[i]);
+                    WindowAxis { output: range.len(), offset: axis.offset - (range.start * axis.stride) as isize, ..axis }
+                };
+                let own = Conv::new(isa, 1, channels, &[of(0), of(1), of(2)], 1);
+                own.forward_into(&x, &w, Some(&bias), &mut out, outs, [0, 1, 2].map(|i| ranges[i].start));
+            }
+            assert!(out == whole, "{isa:?} {window:?}");
+        }
+    }
+}
+
+#[test]
 fn results_do_not_depend_on_threads() {
     let mut rng = Rng(3);
     let axis = |input: usize| WindowAxis { input, output: input, kernel: 3, stride: 1, dilation: 1, offset: 1 };
-    for window in [[axis(2); 3], [axis(7), axis(9), axis(26)]] {
-        let voxels: usize = inputs(&window).iter().product();
-        let x: Vec<f32> = cast(&rng.values(12 * voxels));
-        let g: Vec<f32> = cast(&rng.values(40 * voxels));
-        let w: Vec<f32> = cast(&rng.values(40 * 12 * 27));
+    let strided = |output: usize, kernel: usize| WindowAxis { input: 2 * output, output, kernel, stride: 2, dilation: 1, offset: 0 };
+    let windows = [
+        [axis(2); 3],
+        [axis(7), axis(9), axis(26)],
+        [strided(6, 3), strided(5, 3), strided(32, 3)],
+        [strided(6, 2), strided(5, 2), strided(32, 2)],
+        [strided(6, 2), strided(5, 2), strided(9, 2)],
+    ];
+    for window in windows {
+        let [ins, outs] = [inputs(&window), outputs(&window)].map(|e| e.iter().product::<usize>());
+        let x: Vec<f32> = cast(&rng.values(12 * ins));
+        let g: Vec<f32> = cast(&rng.values(40 * outs));
+        let w: Vec<f32> = cast(&rng.values(40 * 12 * window[0].kernel.pow(3)));
         let run = |threads: usize| {
             rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(|| {
                 let own = Conv::new(Isa::get(), 1, [12, 40], &window, 1);
@@ -210,7 +261,7 @@ fn results_do_not_depend_on_threads() {
         };
         let one = run(1);
         for threads in [2, 5] {
-            assert!(one == run(threads), "other bits on {threads} threads");
+            assert!(one == run(threads), "other bits on {threads} threads: {window:?}");
         }
     }
 }
