@@ -139,6 +139,7 @@ pub(super) fn strided<A, B: Copy>(to: &mut [A], from: &[B], step: usize, f: impl
 #[inline(always)]
 pub(super) fn interleave<T: Copy, A>(rows: &[T], pitch: usize, count: usize, to: &mut [A], f: impl Fn(T) -> A) {
     match count {
+        1 => to.iter_mut().zip(rows).for_each(|(to, value)| *to = f(*value)),
         // With a number that is known here vectors are sorted and written.
         2 => {
             let (pairs, rest) = to.as_chunks_mut::<2>();
@@ -622,7 +623,7 @@ unsafe fn dot_block<V: Vector, const M: usize, const N: usize>(p: &Dots<'_, V::T
                 let mut n = V::LANES / 2;
                 while n > 0 {
                     for lane in 0..n {
-                        lanes[lane] = lanes[lane] + lanes[lane + n];
+                        lanes[lane] += lanes[lane + n];
                     }
                     n /= 2;
                 }
