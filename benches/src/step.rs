@@ -104,7 +104,7 @@ pub struct OneArgs {
     /// Steps that are timed, after one that is not
     #[arg(long, default_value_t = 3)]
     pub steps: usize,
-    /// Also print, on standard error, how often each span was entered in a step of rank 0, and the milliseconds in it
+    /// Also print, on standard error, of each rank how often a span was entered in a step, and the milliseconds in it
     #[arg(long)]
     pub spans: bool,
 }
@@ -313,10 +313,10 @@ where
             seconds.push(start.elapsed().as_secs_f64());
         }
     }
-    if args.spans && device.mesh().rank() == 0 {
+    if args.spans {
         for (name, count, seconds) in totals::spans() {
             let each = |x: f64| x / args.steps.max(1) as f64;
-            eprintln!("{name:20} {:8.1} {:9.2} ms", each(count as f64), 1e3 * each(seconds));
+            eprintln!("{} {name:20} {:8.1} {:9.2} ms", device.mesh().rank(), each(count as f64), 1e3 * each(seconds));
         }
     }
     let part = |target| (totals::seconds(target) - before.get(target).copied().unwrap_or(0.0)) / args.steps.max(1) as f64;
