@@ -107,13 +107,13 @@ def one(model_name, batch, threads, steps):
     x = torch.rand(batch, channels, size, size, size) * 2 - 1
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     seconds = []
-    for step in range(steps + 1):
+    for step in range(2 + steps):
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
         value = loss(model(x), x)
         value.backward()
         optimizer.step()
-        if step > 0:
+        if step >= 2:
             seconds.append(time.perf_counter() - start)
     return {
         "program": f"torch {torch.__version__}",
@@ -164,7 +164,7 @@ def main():
     parser.add_argument("--model", default="cosmoflow-64,cosmoflow-128,unet3d-32,unet3d-64", help="network and width, or several with --compare")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=3, help="steps that are timed, after one that is not")
+    parser.add_argument("--steps", type=int, default=3, help="steps that are timed, after two that are not")
     parser.add_argument("--compare", metavar="BENCH", help="the program `bench`, to run in alternation")
     parser.add_argument("--rounds", type=int, default=3, help="with --compare, how often each side is run")
     parser.add_argument("--json", metavar="FILE", help="with --compare, write the rows here")

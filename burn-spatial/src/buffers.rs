@@ -10,14 +10,12 @@
 //! ```
 //!
 //! A buffer is cut from the smallest stretch of kept memory that holds it, and joins its neighbours when it is freed. Where
-//! new memory is needed, what is kept and not in use is given back as far as both together exceed the most that was in use
-//! at once: what a process needs at its peak grows by [`KEPT`] and the rounding of sizes to 2 MiB at most.
+//! none is large enough, the pages of several are moved to a new place, without copying them, and the system adds what is
+//! still missing: a process never has more large buffers, used and kept together, than were in use at once (in whole pages
+//! of 2 MiB).
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-/// Bytes that may be kept beyond the most that was in use at once.
-pub const KEPT: usize = 64 << 20;
 
 /// Smaller allocations are the system's.
 const LARGE: usize = 1 << 20;
@@ -28,32 +26,29 @@ const PAGE: usize = 2 << 20;
 #[derive(Debug)]
 pub struct Buffers;
 
-/// Large buffers since the start of the process.
+/// Bytes of large buffers since the start of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Made anew by the system.
     pub made: u64,
-    /// Bytes of these.
-    pub made_bytes: u64,
-    /// Taken from those that were kept.
+    /// Taken from what was kept.
     pub reused: u64,
-    /// Bytes of these.
-    pub reused_bytes: u64,
+    /// Of these, moved to a new place.
+    pub moved: u64,
 }
 
-static MADE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
-static REUSED: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+static MADE: AtomicU64 = AtomicU64::new(0);
+static REUSED: AtomicU64 = AtomicU64::new(0);
+static MOVED: AtomicU64 = AtomicU64::new(0);
 
 /// What [`Buffers`] has counted; zeros where the program has another allocator.
 pub fn counts() -> Counts {
-    let [made, made_bytes] = [0, 1].map(|i| MADE[i].load(Relaxed));
-    let [reused, reused_bytes] = [0, 1].map(|i| REUSED[i].load(Relaxed));
-    Counts { made, made_bytes, reused, reused_bytes }
+    Counts { made: MADE.load(Relaxed), reused: REUSED.load(Relaxed), moved: MOVED.load(Relaxed) }
 }
 
-fn count(counters: &[AtomicU64; 2], bytes: usize) {
-    counters[0].fetch_add(1, Relaxed);
-    counters[1].fetch_add(bytes as u64, Relaxed);
+#[cfg(target_os = "linux")]
+fn count(counter: &AtomicU64, bytes: usize) {
+    counter.fetch_add(bytes as u64, Relaxed);
 }
 
 /// The size of the buffer for a layout; `None` where the system's allocator serves.
@@ -66,7 +61,7 @@ mod kept {
     use std::ptr;
     use std::sync::Mutex;
 
-    use super::{KEPT, MADE, PAGE, REUSED, count};
+    use super::{MADE, MOVED, PAGE, REUSED, count};
 
     /// Stretches that are kept at most; of more, buffers are given back when they are freed.
     const SPANS: usize = 1024;
@@ -82,10 +77,6 @@ mod kept {
     struct Kept {
         spans: [Span; SPANS],
         count: usize,
-        bytes: usize,
-        /// In use now, and the most so far.
-        used: usize,
-        most: usize,
     }
 
     // SAFETY: the memory belongs to the list alone.
@@ -93,7 +84,7 @@ mod kept {
 
     const NONE: Span = Span { start: ptr::null_mut(), len: 0 };
 
-    static ALL: Mutex<Kept> = Mutex::new(Kept { spans: [NONE; SPANS], count: 0, bytes: 0, used: 0, most: 0 });
+    static ALL: Mutex<Kept> = Mutex::new(Kept { spans: [NONE; SPANS], count: 0 });
 
     fn with<R>(work: impl FnOnce(&mut Kept) -> R) -> R {
         // Nothing below panics, and an allocator must not.
@@ -120,8 +111,33 @@ mod kept {
             if span.len == 0 {
                 self.remove(at);
             }
-            self.bytes -= size;
             Some(start)
+        }
+
+        /// Moves kept pages to `buffer`, `size` bytes of fresh mapping, as far as there are any: how many bytes. Every page
+        /// of the buffer is mapped then, moved or not.
+        fn gather(&mut self, buffer: *mut u8, size: usize) -> usize {
+            let mut moved = 0;
+            while moved < size {
+                let Some(at) = (0..self.count).max_by_key(|i| self.spans[*i].len) else { break };
+                let span = &mut self.spans[at];
+                // The system moves what was mapped together; single pages are.
+                let run = span.len.min(size - moved);
+                let Some(len) = [run, PAGE].into_iter().find(|len| {
+                    let from = span.start.wrapping_add(span.len - len);
+                    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+                    // SAFETY: both are mapped memory that nothing refers to.
+                    unsafe { libc::mremap(from.cast(), *len, *len, flags, buffer.wrapping_add(moved)) != libc::MAP_FAILED }
+                }) else {
+                    break;
+                };
+                span.len -= len;
+                moved += len;
+                if span.len == 0 {
+                    self.remove(at);
+                }
+            }
+            moved
         }
 
         /// Takes back what [`Kept::take`] gave; whether there was a place for it.
@@ -143,45 +159,27 @@ mod kept {
                 }
                 (false, false) => return false,
             }
-            self.bytes += size;
             true
-        }
-
-        /// Gives back what is too much, the largest spans' ends first.
-        fn shrink(&mut self) {
-            let most = (self.most + KEPT).saturating_sub(self.used);
-            while self.bytes > most {
-                let Some(at) = (0..self.count).max_by_key(|i| self.spans[*i].len) else { return };
-                let span = &mut self.spans[at];
-                let cut = span.len.min((self.bytes - most).next_multiple_of(PAGE));
-                span.len -= cut;
-                // SAFETY: mapped memory that nothing refers to any more.
-                unsafe { libc::munmap(span.start.wrapping_add(span.len).cast(), cut) };
-                self.bytes -= cut;
-                if self.spans[at].len == 0 {
-                    self.remove(at);
-                }
-            }
         }
     }
 
     /// A buffer of `size` bytes, and whether it is of zeros; null when there is no memory.
     pub(super) fn take(size: usize) -> (*mut u8, bool) {
-        let kept = with(|kept| {
-            kept.used += size;
-            kept.most = kept.most.max(kept.used);
-            let buffer = kept.take(size);
-            if buffer.is_none() {
-                kept.shrink();
+        with(|kept| {
+            if let Some(buffer) = kept.take(size) {
+                count(&REUSED, size);
+                return (buffer, false);
             }
-            buffer
-        });
-        if let Some(buffer) = kept {
-            count(&REUSED, size);
-            return (buffer, false);
-        }
-        count(&MADE, size);
-        (map(size), true)
+            let buffer = map(size);
+            if buffer.is_null() {
+                return (buffer, false);
+            }
+            let moved = kept.gather(buffer, size);
+            count(&MADE, size - moved);
+            count(&REUSED, moved);
+            count(&MOVED, moved);
+            (buffer, moved == 0)
+        })
     }
 
     /// Keeps a buffer that [`take`] gave.
@@ -190,7 +188,6 @@ mod kept {
     /// Nothing may refer to it any more.
     pub(super) unsafe fn keep(buffer: *mut u8, size: usize) {
         with(|kept| {
-            kept.used -= size;
             if !kept.put(buffer, size) {
                 // SAFETY: mapped memory that nothing refers to any more.
                 unsafe { libc::munmap(buffer.cast(), size) };
@@ -294,30 +291,33 @@ mod tests {
             assert_eq!((again, rest), (first, first.add(24 << 20)));
             assert!((0..23 << 20).step_by(4096).all(|i| *again.add(i) == 0));
             assert_eq!(*rest, 7);
-            assert_eq!(counts().reused, before.reused + 2);
             let other = Buffers.alloc(layout(100));
             assert!(!other.is_null());
-            assert_eq!(counts().made, before.made + 1);
+            let since = |counts: Counts| [counts.made - before.made, counts.reused - before.reused, counts.moved].map(|n| n >> 20);
+            assert_eq!(since(counts()), [100, 40, 0]);
             // In any order they become one again.
             Buffers.dealloc(again, layout(23));
             Buffers.dealloc(rest, layout(16));
             let joined = Buffers.alloc(layout(40));
             assert_eq!(joined, first);
+            // What is longer than any that is kept is made of several, and of new pages.
+            joined.write_bytes(3, 40 << 20);
+            other.write_bytes(4, 100 << 20);
+            let between = Buffers.alloc(layout(2));
             Buffers.dealloc(joined, layout(40));
             Buffers.dealloc(other, layout(100));
-            // A new size gives back what would go beyond the most that was in use.
-            let large = Buffers.alloc(layout(300));
-            assert_eq!(counts().made, before.made + 2);
-            let fresh = Buffers.alloc(layout(100));
-            assert_eq!(counts().made, before.made + 3, "the 100 MiB were given back");
-            Buffers.dealloc(large, layout(300));
-            Buffers.dealloc(fresh, layout(100));
-            // What fits beside the rest stays.
-            let small = Buffers.alloc(layout(20));
-            let again = Buffers.alloc(layout(300));
-            assert_eq!(counts().made, before.made + 3, "all that was in use was kept");
-            Buffers.dealloc(small, layout(20));
-            Buffers.dealloc(again, layout(300));
+            let large = Buffers.alloc(layout(150));
+            let [made, _, moved] = since(counts());
+            assert!([made, moved] == [100 + 2 + 10, 140], "{made} MiB made and {moved} moved");
+            let values = |value: u8| (0..150 << 20).step_by(4096).filter(|i| *large.add(*i) == value).count() >> 8;
+            assert_eq!([3, 4, 0].map(values), [40, 100, 10]);
+            large.write_bytes(5, 150 << 20);
+            Buffers.dealloc(large, layout(150));
+            Buffers.dealloc(between, layout(2));
+            // A shorter one in its place, or in that of the others, whichever they are.
+            let last = Buffers.alloc_zeroed(layout(152));
+            assert!((0..152 << 20).step_by(4096).all(|i| *last.add(i) == 0));
+            Buffers.dealloc(last, layout(152));
         }
     }
 }
