@@ -10,7 +10,7 @@ use burn::nn::conv::{Conv3d, Conv3dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, LeakyRelu, LeakyReluConfig, Linear, LinearConfig, PaddingConfig3d};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn_spatial::nn::{AvgPool3d, AvgPool3dConfig, WindowBackend, batch_norm};
+use burn_spatial::nn::{AvgPool3d, AvgPool3dConfig, WindowBackend, batch_norm, whole_volume};
 
 /// Output channels of the convolutions.
 const CHANNELS: [usize; 7] = [16, 32, 64, 128, 256, 256, 256];
@@ -259,7 +259,7 @@ impl<B: WindowBackend> CosmoFlow<B> {
                 x = self.pool.forward(x);
             }
         }
-        let mut x: Tensor<B, 2> = x.flatten(1, 4);
+        let mut x: Tensor<B, 2> = whole_volume(x).flatten(1, 4);
         for (i, dense) in self.fc.iter().enumerate() {
             x = dense.forward(self.dropout.forward(x));
             if i + 1 < self.fc.len() {

@@ -182,6 +182,30 @@ pub fn batch_norm_communicates_little(device: &Device) {
     assert_eq!((backward.gathered(), backward.redistributions, backward.halos), (0, before.redistributions, before.halos));
 }
 
+/// A volume that is made whole before a dense layer has the values and gradients it has otherwise; the layer's gradient is
+/// then summed over the batch alone.
+pub fn whole_volume(device: &Device) {
+    let numbers = |shape: &[usize], seed| TensorData::new(numbers(shape.iter().product(), seed), shape.to_vec());
+    let x = Tensor::<B, 5>::from_data(numbers(&[8, 2, 4, 4, 4], 1), device);
+    let weight = Tensor::<B, 2>::from_data(numbers(&[2 * 4 * 4 * 4, 5], 2), device);
+    let run = |x: Tensor<B, 5>, whole: bool| {
+        let (x, weight) = (x.require_grad(), weight.clone().require_grad());
+        let volume = if whole { nn::whole_volume(x.clone() * 2.0) } else { x.clone() * 2.0 };
+        let lies = place::layout(&volume);
+        let y = volume.flatten::<2>(1, 4).matmul(weight.clone());
+        let grads = (y.clone() * y.clone()).sum().backward();
+        ([values(y), values(x.grad(&grads).unwrap()), values(weight.grad(&grads).unwrap())], lies)
+    };
+    let (want, _) = run(place::to_full(x.clone()), false);
+    let (got, lies) = run(place::split(x.clone()), true);
+    assert_eq!(lies.dim(0), place::layout(&place::split(x.clone())).dim(0), "the batch stays as it is");
+    assert!((1..5).all(|dim| lies.dim(dim).iter().all(|axis| axis.as_split().is_none())), "{lies}");
+    for (got, want) in got.iter().zip(&want) {
+        let scale = want.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+        assert!(got.iter().zip(want).all(|(a, b)| (a - b).abs() <= 1e-5 * scale), "{got:?} for {want:?}");
+    }
+}
+
 /// Leaky ReLU, the mean over a volume, and the mean squared error.
 pub fn misc(device: &Device) {
     check(device, "misc", 3, |case, dtype| {
@@ -281,6 +305,7 @@ pub const PROGRAMS: &[Program] = &[
     Program { name: "fused_batch_norm", run: fused_batch_norm },
     Program { name: "batch_norm_with_activation", run: batch_norm_with_activation },
     Program { name: "batch_norm_communicates_little", run: batch_norm_communicates_little },
+    Program { name: "whole_volume", run: whole_volume },
     Program { name: "misc", run: misc },
     Program { name: "adam", run: adam },
     Program { name: "block", run: block },

@@ -6,6 +6,7 @@ burn_spatial_tests::on_threads! {
     fused_batch_norm,
     batch_norm_with_activation,
     batch_norm_communicates_little,
+    whole_volume,
     misc,
     adam,
     block,

@@ -53,6 +53,18 @@ impl<B: WindowBackend, const N: usize> Backward<B, N> for Conv {
 }
 
 #[derive(Debug)]
+struct Whole;
+
+impl<B: WindowBackend> Backward<B, 1> for Whole {
+    type State = ();
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
+        // The same numbers, however they lie.
+        unary::<B, _>(ops.parents, ops.node, grads, |grad| grad);
+    }
+}
+
+#[derive(Debug)]
 struct MaxPool;
 
 impl<B: WindowBackend> Backward<B, 1> for MaxPool {
@@ -140,6 +152,13 @@ impl<B: WindowBackend, C: CheckpointStrategy> WindowBackend for Autodiff<B, C> {
 
     fn conv3d_padded_bias_grad(_: FloatTensor<Self>) -> FloatTensor<Self> {
         panic!("the gradient of a convolution's bias cannot be differentiated again")
+    }
+
+    fn whole_volume(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        match Whole.prepare::<C>([x.node.clone()]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((), B::whole_volume(x.primitive)),
+            OpsKind::UnTracked(prep) => prep.finish(B::whole_volume(x.primitive)),
+        }
     }
 
     fn max_pool3d(x: FloatTensor<Self>, spec: &PoolSpec) -> (FloatTensor<Self>, IntTensor<Self>) {

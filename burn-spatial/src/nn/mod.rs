@@ -17,4 +17,4 @@ pub use norm::{NormBackend, NormSpec, batch_norm};
 pub use pool::{AvgPool3d, AvgPool3dConfig, MaxPool3d, MaxPool3dConfig, avg_pool3d, max_pool3d};
 pub use upsample::{Upsample3d, Upsample3dConfig, upsample3d};
 pub(crate) use window::AXES;
-pub use window::{ConvSpec, PaddingMode, PoolSpec, SpecError, UpsampleMode, UpsampleSpec, WindowBackend, same_padding};
+pub use window::{ConvSpec, PaddingMode, PoolSpec, SpecError, UpsampleMode, UpsampleSpec, WindowBackend, same_padding, whole_volume};

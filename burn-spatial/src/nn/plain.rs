@@ -16,6 +16,9 @@ macro_rules! plain_window_backend {
             fn placement(x: &FloatTensor<Self>) -> [usize; 5] {
                 x.shape().dims()
             }
+            fn whole_volume(x: FloatTensor<Self>) -> FloatTensor<Self> {
+                x
+            }
             fn conv3d_padded(
                 x: FloatTensor<Self>,
                 weight: FloatTensor<Self>,

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 
+use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use serde::{Deserialize, Serialize};
 
@@ -358,4 +359,14 @@ pub trait WindowBackend: NormBackend {
 
     /// The gradient of the interpolation's x.
     fn upsample3d_grad(x: &Self::Placement, grad: FloatTensor<Self>, spec: &UpsampleSpec) -> FloatTensor<Self>;
+
+    /// x with its volume whole on every rank, where it is split; the batch stays as it is.
+    fn whole_volume(x: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+/// `[N, C, D, H, W]` with its volume whole on every rank, for what follows the convolutions: dense layers are computed on
+/// all ranks alike then, and their weights' gradients sum over the batch alone. For volumes of few voxels: where they are
+/// more than the weights of what follows, leave them split. Collective.
+pub fn whole_volume<B: WindowBackend>(x: Tensor<B, 5>) -> Tensor<B, 5> {
+    Tensor::from_primitive(TensorPrimitive::Float(B::whole_volume(x.into_primitive().tensor())))
 }

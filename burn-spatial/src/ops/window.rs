@@ -496,6 +496,11 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         Placement { layout: x.layout().clone(), device: x.device().clone() }
     }
 
+    fn whole_volume(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let layout = (2..5).fold(x.layout().clone().with_pending(AxisSet::EMPTY), |layout, dim| layout.full_dim(dim));
+        x.into_layout(&layout)
+    }
+
     fn conv3d_padded(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
