@@ -320,6 +320,30 @@ pub fn conv3d_weight_grad<B: Backend>(
     }))
 }
 
+/// [`conv3d_weight_grad`] of x in boxes of whole rows, `[N, Cin, planes, rows, width]` each with its planes and rows, which
+/// make up the block. `None` where the block has to lie in one.
+pub(crate) fn conv3d_weight_grad_of_slabs<B: Backend>(
+    x: &[([Range<usize>; 2], FloatTensor<B>)],
+    grad: &FloatTensor<B>,
+    weight_shape: [usize; 5],
+    window: &Window,
+    groups: usize,
+) -> Option<FloatTensor<B>> {
+    let fg = flex(grad)?;
+    let boxes: Vec<FlexTensor> = x.iter().map(|(_, part)| flex(part).filter(|f| f.dtype() == fg.dtype())).collect::<Option<_>>()?;
+    let [n, cin, cout] = [boxes.first()?.shape()[0], boxes.first()?.shape()[1], weight_shape[0]];
+    timed!(KERNEL, "conv3d_weight_grad");
+    let own = cpu::Conv::new(cpu::Isa::get(), n, [cin, cout], window, groups);
+    Some(primitive(typed!(fg, T => {
+        let slab = |((at, _), values): (&([Range<usize>; 2], FloatTensor<B>), _)| {
+            let [planes, rows] = at.clone();
+            cpu::Slab { planes, rows, values: cpu::slice::<T>(values) }
+        };
+        let slabs: Vec<cpu::Slab<'_, T>> = x.iter().zip(&boxes).map(slab).collect();
+        cpu::tensor(own.weight_grad_of_slabs::<T>(&slabs, cpu::slice(&fg))?, weight_shape)
+    })))
+}
+
 /// The largest value of each window of x `[N, C, in..]`, and its flat position in the whole volume of D x H x W
 /// voxels as I64; the block's voxel (0, 0, 0) lies at `origin` of the volume. Padding is minus infinity, the first
 /// maximum in scan order wins, NaN propagates. A window without input gives minus infinity and position -1.

@@ -51,16 +51,43 @@ impl Halo {
     /// This rank's block of `x`. Collective, unless the same came before and was kept, on all ranks then.
     fn gather<B: Backend>(&self, context: &RankContext, x: Tensor<B>) -> FloatTensor<B> {
         let device = x.device().clone();
+        let (own, received) = self.parts(context, x);
+        if self.plan.is_identity() {
+            return own;
+        }
+        self.block::<B>(&own, &received, &self.plan.needed(), device.inner_device())
+    }
+
+    /// What the block of `x` is made of: this rank's shard, and what came from others. Collective as [`Halo::gather`].
+    fn parts<B: Backend>(&self, context: &RankContext, x: Tensor<B>) -> (FloatTensor<B>, Received<FloatTensor<B>>) {
+        let device = x.device().clone();
         let x = x.into_layout(&self.input);
         let own = x.clone().settle().0;
         let received = x.received(&self.plan).unwrap_or_else(|| {
             let messages = self.send::<B>(context, &own);
             self.receive(x, messages, device.inner_device())
         });
-        if self.plan.is_identity() {
-            return own;
-        }
-        self.block::<B>(&own, &received, &self.plan.needed(), device.inner_device())
+        (own, received)
+    }
+
+    /// The block in boxes of whole rows, each with its planes and rows, if the shard and what was received are that.
+    #[allow(clippy::type_complexity)]
+    fn slabs<B: Backend>(
+        &self,
+        own: &FloatTensor<B>,
+        received: &Received<FloatTensor<B>>,
+    ) -> Option<Vec<([Range<usize>; 2], FloatTensor<B>)>> {
+        let whole_own = |from: &Region| from.length == self.plan.own;
+        let kept = self.plan.keeps.iter().map(|(from, to)| whole_own(from).then(|| (to, own.clone())));
+        let boxes: Vec<_> = kept.chain(received.parts.iter().map(|(to, part)| Some((to, part.clone())))).collect::<Option<_>>()?;
+        let width = self.plan.block[4];
+        let rows = boxes.iter().all(|(to, _)| to.length[4] == width);
+        let all: usize = boxes.iter().map(|(to, _)| to.elements()).sum();
+        let range = |to: &Region, i: usize| to.start[i]..to.start[i] + to.length[i];
+        (rows && all == self.plan.needed().elements()).then(|| {
+            let slab = |(to, part): (&Region, FloatTensor<B>)| ([range(to, 2), range(to, 3)], part);
+            boxes.into_iter().map(slab).collect()
+        })
     }
 
     /// Starts the exchange: [`Halo::receive`] ends it. Collective.
@@ -419,9 +446,15 @@ pub(super) fn conv_weight_share<B: Backend>(
     let context = device.context();
     let windowed = Windowed::over(&context, x.layout(), conv_windows(spec, &x.shape(), weight));
     let output = windowed.output(weight[0]);
-    let block = windowed.halo.gather(&context, x);
+    let (own, received) = windowed.halo.parts(&context, x);
     let grad = grad.into_layout(&output).settle().0;
-    (kernels::conv3d_weight_grad::<B>(block, grad, weight, &windowed.local, spec.groups), output.split_over())
+    let slabs = windowed.halo.slabs::<B>(&own, &received);
+    let share = slabs.and_then(|x| kernels::conv3d_weight_grad_of_slabs::<B>(&x, &grad, weight, &windowed.local, spec.groups));
+    let share = share.unwrap_or_else(|| {
+        let block = windowed.halo.block::<B>(&own, &received, &windowed.halo.plan.needed(), device.inner_device());
+        kernels::conv3d_weight_grad::<B>(block, grad, weight, &windowed.local, spec.groups)
+    });
+    (share, output.split_over())
 }
 
 /// A gradient of a parameter of `shape`, on its way to the gradient engine, from this rank's share.

@@ -259,6 +259,31 @@ impl Gather {
     }
 }
 
+/// A box of whole rows of x: `[samples, channels, planes, rows, width]`. Several make up a block.
+pub(crate) struct Slab<'a, T> {
+    pub(crate) planes: Range<usize>,
+    pub(crate) rows: Range<usize>,
+    pub(crate) values: &'a [T],
+}
+
+impl<'a, T> Slab<'a, T> {
+    /// All of `x`.
+    fn whole(gather: &Gather, x: &'a [T]) -> Slab<'a, T> {
+        Slab { planes: 0..gather.0[0].source, rows: 0..gather.0[1].source, values: x }
+    }
+
+    /// A row of channel `channel`, counted over all samples, if it is here.
+    #[inline(always)]
+    fn row(&self, channel: usize, d: usize, h: usize, width: usize) -> Option<&'a [T]> {
+        if !self.planes.contains(&d) || !self.rows.contains(&h) {
+            return None;
+        }
+        let plane = channel * self.planes.len() + d - self.planes.start;
+        let from = (plane * self.rows.len() + h - self.rows.start) * width;
+        Some(&self.values[from..from + width])
+    }
+}
+
 /// Outputs in boxes of whole rows: the input of a box is copied once, padding included, and every tap reads it at an
 /// offset of its own. Neighbours along the width read neighbours of the copy, since elements of a row that lie a stride
 /// apart are side by side in it: first all those that output 0's first tap leads to, then those after them, and so on.
@@ -367,8 +392,8 @@ vectorised! {
 }
 
 vectorised! {
-    /// Copies what the `outputs` of a tile read of the channel `x`, with zeros outside of it.
-    fn pack_tile<T>(tiles: &Tiles, gather: &Gather, x: &[T], outputs: &[Range<usize>; 2], out: &mut [T]) {
+    /// Copies what the `outputs` of a tile read of channel `channel` of x, counted over all samples, with zeros outside of it.
+    fn pack_tile<T>(tiles: &Tiles, gather: &Gather, x: &[Slab<'_, T>], channel: usize, outputs: &[Range<usize>; 2], out: &mut [T]) {
         let [ad, ah, aw] = &gather.0;
         let [_, tile_rows, pitch] = tiles.extents;
         let first = |axis: &Axis, outputs: &Range<usize>| (outputs.start * axis.step) as isize + axis.bases[0];
@@ -382,7 +407,8 @@ vectorised! {
                     out.fill(T::default());
                     continue;
                 }
-                let row = &x[(source_d.unsigned_abs() * ah.source + source_h.unsigned_abs()) * aw.source..][..aw.source];
+                let (source_d, source_h) = (source_d.unsigned_abs(), source_h.unsigned_abs());
+                let row = x.iter().find_map(|slab| slab.row(channel, source_d, source_h, aw.source)).expect("slabs make up x");
                 for (p, out) in out.chunks_exact_mut(tiles.phase).enumerate() {
                     let base = aw.bases[0] + p as isize;
                     // The first element at or behind a bound of the source.
@@ -632,7 +658,8 @@ impl Conv {
         let Conv { isa, samples, channels, groups, ref gather } = *self;
         let [inner, rows] = self.group_channels();
         let [ad, ah, aw] = &gather.0;
-        let (taps, lanes, source) = (gather.taps(), T::lanes(isa), gather.source());
+        let (taps, lanes) = (gather.taps(), T::lanes(isa));
+        let x = [Slab::whole(gather, x)];
         let depth = inner * taps;
         let [_, tile_rows, pitch] = tiles.extents;
         let each: usize = tiles.counts(gather).iter().product();
@@ -659,8 +686,7 @@ impl Conv {
                 for c in (0..inner).step_by(block) {
                     let c_end = (c + block).min(inner);
                     for (packed, c) in packed.chunks_exact_mut(tiles.elements()).zip(c..c_end) {
-                        let from = (sample * channels[0] + group * inner + c) * source;
-                        pack_tile(isa, tiles, gather, &x[from..from + source], &outputs, packed);
+                        pack_tile(isa, tiles, gather, &x, sample * channels[0] + group * inner + c, &outputs, packed);
                     }
                     let a = &weight[(group * rows + m.start) * depth + c * taps..];
                     debug_assert!(a.len() >= (m.len() - 1) * depth + (c_end - c) * taps);
@@ -815,7 +841,7 @@ impl Conv {
             return vec![T::default(); size];
         }
         if let Some(tiles) = Tiles::whole_rows(gather, T::lanes(isa)) {
-            return self.weight_grad_tiles(&tiles, x, grad);
+            return self.weight_grad_tiles(&tiles, &[Slab::whole(gather, x)], grad);
         }
         if positions >= DEPTH {
             return self.weight_grad_dots(x, grad);
@@ -877,12 +903,19 @@ impl Conv {
         sum_parts(out, size)
     }
 
+    /// [`Conv::weight_grad`] of x in slabs, which make up all of it; `None` where it has to lie in one.
+    pub(crate) fn weight_grad_of_slabs<T: Real>(&self, x: &[Slab<'_, T>], grad: &[T]) -> Option<Vec<T>> {
+        let enough = self.channels.iter().all(|c| *c > 0) && self.samples * self.gather.positions() * self.gather.taps() > 0;
+        let tiles = Tiles::whole_rows(&self.gather, T::lanes(self.isa)).filter(|_| enough)?;
+        Some(self.weight_grad_tiles(&tiles, x, grad))
+    }
+
     /// The gradient of the weight by tiles: of some input channels, and each row of `grad` as it lies.
-    fn weight_grad_tiles<T: Real>(&self, tiles: &Tiles, x: &[T], grad: &[T]) -> Vec<T> {
+    fn weight_grad_tiles<T: Real>(&self, tiles: &Tiles, x: &[Slab<'_, T>], grad: &[T]) -> Vec<T> {
         let Conv { isa, samples, channels, groups, ref gather } = *self;
         let [inner, rows] = self.group_channels();
         let [ad, ah, aw] = &gather.0;
-        let (taps, positions, source) = (gather.taps(), gather.positions(), gather.source());
+        let (taps, positions) = (gather.taps(), gather.positions());
         let (all, size) = (inner * taps, channels[1] * inner * taps);
         let [_, tile_rows, pitch] = tiles.extents;
         let each: usize = tiles.counts(gather).iter().product();
@@ -904,8 +937,7 @@ impl Conv {
                     let first = (outputs[0].start * ah.count + outputs[1].start) * aw.count;
                     let a = &grad[(sample * channels[1] + group * rows) * positions + first..];
                     for (c, sums) in sums.chunks_exact_mut(rows * taps).enumerate() {
-                        let from = (sample * channels[0] + group * inner + start + c) * source;
-                        pack_tile(isa, tiles, gather, &x[from..from + source], &outputs, packed);
+                        pack_tile(isa, tiles, gather, x, sample * channels[0] + group * inner + start + c, &outputs, packed);
                         let dots = Dots {
                             a: a.as_ptr(),
                             lda: positions,

@@ -17,7 +17,7 @@ mod simd;
 
 pub use broadcast::Arithmetic;
 pub(crate) use broadcast::{Runs, dense};
-pub(crate) use conv::Conv;
+pub(crate) use conv::{Conv, Slab};
 pub(crate) use pool::{average, average_grad, max, max_grad};
 pub(crate) use resample::{resample, resample_grad};
 pub(crate) use simd::{Isa, Real};

@@ -1,5 +1,7 @@
 //! Every kernel, on every instruction set, and every generic body against plain loops in f64.
 
+use std::ops::Range;
+
 use burn_backend::{TensorData, TensorMetadata};
 use burn_flex::Flex;
 
@@ -232,6 +234,35 @@ fn parts_have_the_bits_of_the_whole() {
                 own.forward_into(&x, &w, Some(&bias), &mut out, outs, [0, 1, 2].map(|i| ranges[i].start));
             }
             assert!(out == whole, "{isa:?} {window:?}");
+        }
+    }
+}
+
+#[test]
+fn slabs_have_the_bits_of_the_block() {
+    let axis =
+        |input: usize, output: usize| WindowAxis { input, output, kernel: 3, stride: input.div_ceil(output), dilation: 1, offset: 1 };
+    let windows = [[axis(6, 6), axis(7, 7), axis(64, 64)], [axis(8, 4), axis(10, 5), axis(128, 64)]];
+    for (isa, _) in Isa::available() {
+        let mut rng = Rng(11);
+        for window in &windows {
+            let [ins, outs] = [inputs(window), outputs(window)];
+            let (samples, channels) = (2, [3, 5]);
+            let x: Vec<f32> = cast(&rng.values(samples * channels[0] * ins.iter().product::<usize>()));
+            let g: Vec<f32> = cast(&rng.values(samples * channels[1] * outs.iter().product::<usize>()));
+            let own = Conv::new(isa, samples, channels, window, 1);
+            // Two by two boxes, the last plane and the first rows by themselves.
+            let (planes, rows) = ([0..ins[0] - 1, ins[0] - 1..ins[0]], [0..2, 2..ins[1]]);
+            let cut = |planes: &Range<usize>, rows: &Range<usize>| -> Vec<f32> {
+                let line = |c: usize, d: usize, h: usize| ((c * ins[0] + d) * ins[1] + h) * ins[2];
+                let all = (0..samples * channels[0]).flat_map(|c| planes.clone().map(move |d| (c, d)));
+                let lines = all.flat_map(|(c, d)| rows.clone().map(move |h| line(c, d, h)));
+                lines.flat_map(|from| x[from..from + ins[2]].to_vec()).collect()
+            };
+            let boxes: Vec<_> = planes.iter().flat_map(|p| rows.iter().map(|r| (p.clone(), r.clone(), cut(p, r)))).collect();
+            let slabs = boxes.iter().map(|(planes, rows, values)| Slab { planes: planes.clone(), rows: rows.clone(), values });
+            let slabs: Vec<Slab<'_, f32>> = slabs.collect();
+            assert!(own.weight_grad_of_slabs(&slabs, &g).unwrap() == own.weight_grad(&x, &g), "{isa:?} {window:?}");
         }
     }
 }
