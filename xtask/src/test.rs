@@ -58,7 +58,8 @@ impl Count {
 pub fn run() -> Result<bool, Failure> {
     let environment = setup::run()?;
     let mut count = cargo_tests(&environment)?;
-    if !cargo(&environment).args(["build", "--workspace", "--bins"]).status()?.success() {
+    // With the tests, whose features the crates have been built with.
+    if !cargo(&environment).args(["build", "--workspace", "--bins", "--tests"]).status()?.success() {
         println!("the programs that run under mpirun cannot be built");
         count.failed += 1;
     } else {
