@@ -173,7 +173,7 @@ pub fn exchange_add<B: Backend, K: Numeric<B>>(
     }
     let mut arrived = Vec::new();
     if !overlap {
-        arrived = std::mem::take(&mut incoming).into_iter().map(|request| wait(request)).collect::<Result<_, _>>()?;
+        arrived = std::mem::take(&mut incoming).into_iter().map(wait).collect::<Result<_, _>>()?;
     }
     let mut own = match &plan.keeps[..] {
         // The usual case: one part covers the whole shard.
