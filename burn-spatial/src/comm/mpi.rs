@@ -26,7 +26,7 @@
 //! and its receive is started only when the header has told the right length: Open MPI 4.1 writes past the end of a
 //! buffer that is too short for a long message, and reports it after that.
 //!
-//! **Within a node** what does not fit a first message lies in memory that its processes share ([`super::node`]), as long
+//! **Within a node** what does not fit a first message lies in memory that its processes share (`comm::node`), as long
 //! as there is room: an MPI window of `BURN_SPATIAL_NODE_MEMORY` MiB a rank (64 unless set, at most half of what
 //! `/dev/shm` has left; 0 for none), of which pages are used when something lies there. The header tells where. An
 //! all-reduce is so summed from where the others' shares lie.
