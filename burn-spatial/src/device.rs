@@ -145,8 +145,8 @@ fn lookup(id: u16) -> Arc<RankContext> {
 
 impl<D: DeviceOps> SpatialDevice<D> {
     /// Registers this thread as the rank of `mesh` that computes on `inner`, until the thread ends. The default
-    /// device of the thread from now on. Collective, for ranks agree on a random seed and
-    /// on the instructions of their kernels.
+    /// device of the thread from now on. Collective, for ranks agree on a random seed and on the instructions of their
+    /// kernels.
     pub fn new(inner: D, mesh: Arc<Mesh>) -> Result<Self, CommError> {
         let seed = mesh.world().broadcast(0, crate::random::entropy().to_ne_bytes().to_vec())?;
         let seed = u64::from_ne_bytes(seed.try_into().expect("rank 0 sends 8 bytes"));

@@ -178,7 +178,6 @@ struct Bucket {
 #[derive(Default)]
 struct Queue {
     open: Vec<Arc<dyn Member>>,
-    open_bytes: usize,
     in_flight: Vec<Bucket>,
 }
 
@@ -199,9 +198,8 @@ impl Engine {
         if gradient.bytes() >= BUCKET {
             return queue.start(mesh, vec![gradient]);
         }
-        queue.open_bytes += gradient.bytes();
         queue.open.push(gradient);
-        if queue.open_bytes >= BUCKET {
+        if bytes_of(&queue.open) >= BUCKET {
             queue.send(mesh)?;
         }
         Ok(())
@@ -230,9 +228,12 @@ impl Engine {
     }
 }
 
+fn bytes_of(members: &[Arc<dyn Member>]) -> usize {
+    members.iter().map(|member| member.bytes()).sum()
+}
+
 impl Queue {
     fn send(&mut self, mesh: &Mesh) -> Result<(), CommError> {
-        self.open_bytes = 0;
         let members = std::mem::take(&mut self.open);
         self.start(mesh, members)
     }
@@ -242,7 +243,7 @@ impl Queue {
         let Some(first) = members.first() else { return Ok(()) };
         timed!(REDUCE, "bucket");
         let comm = mesh.group(first.axes()).expect("only sums over several ranks are queued");
-        let mut bucket = Vec::with_capacity(members.iter().map(|member| member.bytes()).sum());
+        let mut bucket = Vec::with_capacity(bytes_of(&members));
         members.iter().for_each(|member| member.send_into(&mut bucket));
         let request = comm.start_all_reduce(bucket, first.dtype(), ReduceOp::Sum)?;
         self.in_flight.push(Bucket { members, request });

@@ -124,7 +124,7 @@ pub(crate) fn agree(comm: &Comm) -> Result<(), CommError> {
 fn flex<T: 'static>(t: &T) -> Option<FlexTensor> {
     let t = (t as &dyn Any).downcast_ref::<FlexTensor>().filter(|t| matches!(t.dtype(), DType::F32 | DType::F64))?;
     if !t.is_contiguous() {
-        copied(t.shape().num_elements() * t.dtype().size());
+        copied(cpu::bytes(t));
     }
     Some(t.to_contiguous())
 }
@@ -204,7 +204,7 @@ pub(crate) fn dense<T: 'static>(tensor: T) -> T {
         _ => None,
     });
     copy.map_or(tensor, |copy| {
-        copied(copy.shape().num_elements() * copy.dtype().size());
+        copied(cpu::bytes(&copy));
         primitive(copy)
     })
 }

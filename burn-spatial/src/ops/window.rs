@@ -262,6 +262,29 @@ impl Windowed {
         })
     }
 
+    /// This rank's share of the gradient of the weight that leads from `input` to `output`, whose gradient one of them is, and
+    /// the mesh axes over which shares are summed. Collective.
+    fn weight_share<B: Backend>(
+        &self,
+        context: &RankContext,
+        input: Tensor<B>,
+        output: Tensor<B>,
+        weight: [usize; 5],
+        groups: usize,
+    ) -> (FloatTensor<B>, AxisSet) {
+        let device = input.device().clone();
+        let layout = self.output(weight[0]);
+        let (own, received) = self.halo.parts(context, input);
+        let output = output.into_layout(&layout).settle().0;
+        let slabs = self.halo.slabs::<B>(&own, &received);
+        let share = slabs.and_then(|input| kernels::conv3d_weight_grad_of_slabs::<B>(&input, &output, weight, &self.local, groups));
+        let share = share.unwrap_or_else(|| {
+            let block = self.halo.block::<B>(&own, &received, &self.halo.plan.needed(), device.inner_device());
+            kernels::conv3d_weight_grad::<B>(block, output, weight, &self.local, groups)
+        });
+        (share, layout.split_over())
+    }
+
     /// The output that `parts` are boxes of, each with where its first voxel lies.
     fn joined<B: Backend, K: Kind<B>>(&self, mut parts: Vec<([usize; 3], K::Primitive)>, device: &B::Device) -> K::Primitive {
         if parts.len() == 1 {
@@ -442,19 +465,9 @@ pub(super) fn conv_weight_share<B: Backend>(
     weight: [usize; 5],
     spec: &ConvSpec,
 ) -> (FloatTensor<B>, AxisSet) {
-    let device = x.device().clone();
-    let context = device.context();
+    let context = x.context();
     let windowed = Windowed::over(&context, x.layout(), conv_windows(spec, &x.shape(), weight));
-    let output = windowed.output(weight[0]);
-    let (own, received) = windowed.halo.parts(&context, x);
-    let grad = grad.into_layout(&output).settle().0;
-    let slabs = windowed.halo.slabs::<B>(&own, &received);
-    let share = slabs.and_then(|x| kernels::conv3d_weight_grad_of_slabs::<B>(&x, &grad, weight, &windowed.local, spec.groups));
-    let share = share.unwrap_or_else(|| {
-        let block = windowed.halo.block::<B>(&own, &received, &windowed.halo.plan.needed(), device.inner_device());
-        kernels::conv3d_weight_grad::<B>(block, grad, weight, &windowed.local, spec.groups)
-    });
-    (share, output.split_over())
+    windowed.weight_share(&context, x, grad, weight, spec.groups)
 }
 
 /// A gradient of a parameter of `shape`, on its way to the gradient engine, from this rank's share.
@@ -505,13 +518,9 @@ impl Transposed {
 
     /// This rank's share of the gradient of the weight, and the mesh axes over which shares are summed. Collective.
     pub fn weight_share<B: Backend>(&self, x: Tensor<B>, grad: Tensor<B>, weight: [usize; 5]) -> (FloatTensor<B>, AxisSet) {
-        let device = x.device().clone();
-        let context = device.context();
+        let context = x.context();
         let windowed = self.on(&context, x.layout());
-        let x = x.into_layout(&windowed.halo.output).settle().0;
-        let block = windowed.halo.gather(&context, grad);
-        let share = kernels::conv3d_weight_grad::<B>(block, x, weight, &windowed.local, self.groups);
-        (share, windowed.halo.output.split_over())
+        windowed.weight_share(&context, grad, x, weight, self.groups)
     }
 }
 

@@ -5,6 +5,7 @@ use std::ops::Range;
 use burn_backend::{DType, Element, TensorMetadata};
 use burn_flex::FlexTensor;
 
+use super::bytes;
 use crate::stats::copied;
 
 /// Combines the box `at` of `target` with `part`, of that box's shape: `f(target, part)` for each run of neighbours. Gives
@@ -13,13 +14,13 @@ pub(crate) fn each_run<F: RunFn>(mut target: FlexTensor, at: &[Range<usize>], pa
     let shape = target.shape();
     let dense = target.is_contiguous() && target.layout().start_offset() == 0 && target.dtype() == part.dtype();
     let fits = at.len() == shape.rank() && at.iter().zip(&shape[..]).all(|(range, extent)| range.end <= *extent);
-    if !dense || !fits || !part.shape().iter().eq(at.iter().map(Range::len).collect::<Vec<_>>().iter()) {
+    if !dense || !fits || !part.shape().iter().copied().eq(at.iter().map(Range::len)) {
         return Err(Box::new((target, part)));
     }
     macro_rules! run {
         ($t:ty) => {{
             let Some(values) = target.try_storage_mut::<$t>() else { return Err(Box::new((target, part))) };
-            copied(values_bytes(&part) * if part.is_contiguous() { 1 } else { 2 });
+            copied(bytes(&part) * if part.is_contiguous() { 1 } else { 2 });
             let part = part.to_contiguous();
             walk(values, &shape, at, part.storage::<$t>(), |a, b| f.run(a, b));
         }};
@@ -32,10 +33,6 @@ pub(crate) fn each_run<F: RunFn>(mut target: FlexTensor, at: &[Range<usize>], pa
         _ => return Err(Box::new((target, part))),
     }
     Ok(target)
-}
-
-fn values_bytes(tensor: &FlexTensor) -> usize {
-    tensor.shape().num_elements() * tensor.dtype().size()
 }
 
 /// A target and a part that are given back.

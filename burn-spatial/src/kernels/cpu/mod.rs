@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use burn_backend::{Element, Shape};
+use burn_backend::{Element, Shape, TensorMetadata};
 use burn_flex::{FlexTensor, Layout};
 use burn_std::Bytes;
 use rayon::prelude::*;
@@ -26,6 +26,11 @@ pub(crate) use simd::{Isa, Real};
 pub(crate) fn slice<T: Real>(tensor: &FlexTensor) -> &[T] {
     let (start, end) = tensor.layout().contiguous_offsets().unwrap_or_default();
     &tensor.storage::<T>()[start..end]
+}
+
+/// Bytes of a tensor's values.
+pub(crate) fn bytes(tensor: &FlexTensor) -> usize {
+    tensor.shape().num_elements() * tensor.dtype().size()
 }
 
 /// A tensor of `values`.
