@@ -239,6 +239,55 @@ pub(crate) fn unwritten<B: Backend>(shape: Shape, device: &B::Device, dtype: DTy
     }
 }
 
+/// [`unwritten`], of positions.
+pub(crate) fn unwritten_positions<B: Backend>(shape: Shape, device: &B::Device) -> IntTensor<B> {
+    if std::any::TypeId::of::<IntTensor<B>>() == std::any::TypeId::of::<FlexTensor>() {
+        return primitive(cpu::unwritten::<i64>(shape));
+    }
+    B::int_empty(shape, device, burn_std::IntDType::I64)
+}
+
+/// A box of whole rows of a block: `[N, C, planes, rows, width]`, and which planes and rows these are.
+pub(crate) type Slab<B> = ([Range<usize>; 2], FloatTensor<B>);
+
+/// A whole block as its only box.
+pub(crate) fn whole_slab<B: Backend>(x: FloatTensor<B>) -> Slab<B> {
+    let shape = x.shape();
+    ([0..shape[2], 0..shape[3]], x)
+}
+
+/// Whether pools read blocks in several boxes.
+pub(crate) fn reads_slabs<B: Backend>(dtype: DType) -> bool {
+    std::any::TypeId::of::<FloatTensor<B>>() == std::any::TypeId::of::<FlexTensor>() && matches!(dtype, DType::F32 | DType::F64)
+}
+
+/// The boxes as Flex tensors, if the kernels work on them.
+fn flex_slabs<B: Backend>(x: &[Slab<B>]) -> Option<Vec<FlexTensor>> {
+    let first = x.first()?.1.dtype();
+    x.iter().map(|(_, part)| flex(part).filter(|f| f.dtype() == first)).collect()
+}
+
+fn cpu_slabs<'a, B: Backend, T: cpu::Real>(x: &[Slab<B>], values: &'a [FlexTensor]) -> Vec<cpu::Slab<'a, T>> {
+    let slab = |((at, _), values): (&Slab<B>, &'a FlexTensor)| {
+        let [planes, rows] = at.clone();
+        cpu::Slab { planes, rows, values: cpu::slice::<T>(values) }
+    };
+    x.iter().zip(values).map(slab).collect()
+}
+
+/// The slices of a box of all samples and channels at voxel `at`.
+fn box_at(shape: &Shape, at: [usize; 3], window: &Window) -> [Slice; 5] {
+    let slice = |start: usize, length: usize| Slice::new(start as isize, Some((start + length) as isize), 1);
+    let [d, h, w] = std::array::from_fn(|i| slice(at[i], window[i].output));
+    [slice(0, shape[0]), slice(0, shape[1]), d, h, w]
+}
+
+/// The one box of a block that has to lie in one.
+fn only<B: Backend>(x: &[Slab<B>]) -> FloatTensor<B> {
+    let [(_, block)] = x else { unreachable!("only the CPU kernels' tensors come in several boxes") };
+    block.clone()
+}
+
 /// Convolution of a block. x `[N, Cin, in..]`, weight `[Cout, Cin / groups, kernel..]`, bias `[Cout]` ->
 /// `[N, Cout, out..]`.
 pub fn conv3d<B: Backend>(
@@ -271,10 +320,8 @@ pub fn conv3d_part<B: Backend>(
         if part.shape() == out.shape() {
             return part;
         }
-        let [n, c] = [out.shape()[0], out.shape()[1]];
-        let slice = |start: usize, length: usize| Slice::new(start as isize, Some((start + length) as isize), 1);
-        let [d, h, w] = std::array::from_fn(|i| slice(at[i], window[i].output));
-        return B::float_slice_assign(out, &[slice(0, n), slice(0, c), d, h, w], part);
+        let slices = box_at(&out.shape(), at, window);
+        return B::float_slice_assign(out, &slices, part);
     };
     let mut out = recast::<_, FlexTensor>(out);
     let [n, cout, d, h, w] = out.shape().dims();
@@ -323,24 +370,19 @@ pub fn conv3d_weight_grad<B: Backend>(
 /// [`conv3d_weight_grad`] of x in boxes of whole rows, `[N, Cin, planes, rows, width]` each with its planes and rows, which
 /// make up the block. `None` where the block has to lie in one.
 pub(crate) fn conv3d_weight_grad_of_slabs<B: Backend>(
-    x: &[([Range<usize>; 2], FloatTensor<B>)],
+    x: &[Slab<B>],
     grad: &FloatTensor<B>,
     weight_shape: [usize; 5],
     window: &Window,
     groups: usize,
 ) -> Option<FloatTensor<B>> {
     let fg = flex(grad)?;
-    let boxes: Vec<FlexTensor> = x.iter().map(|(_, part)| flex(part).filter(|f| f.dtype() == fg.dtype())).collect::<Option<_>>()?;
+    let boxes = flex_slabs::<B>(x).filter(|boxes| boxes.iter().all(|part| part.dtype() == fg.dtype()))?;
     let [n, cin, cout] = [boxes.first()?.shape()[0], boxes.first()?.shape()[1], weight_shape[0]];
     timed!(KERNEL, "conv3d_weight_grad");
     let own = cpu::Conv::new(cpu::Isa::get(), n, [cin, cout], window, groups);
     Some(primitive(typed!(fg, T => {
-        let slab = |((at, _), values): (&([Range<usize>; 2], FloatTensor<B>), _)| {
-            let [planes, rows] = at.clone();
-            cpu::Slab { planes, rows, values: cpu::slice::<T>(values) }
-        };
-        let slabs: Vec<cpu::Slab<'_, T>> = x.iter().zip(&boxes).map(slab).collect();
-        cpu::tensor(own.weight_grad_of_slabs::<T>(&slabs, cpu::slice(&fg))?, weight_shape)
+        cpu::tensor(own.weight_grad_of_slabs::<T>(&cpu_slabs::<B, T>(x, &boxes), cpu::slice(&fg))?, weight_shape)
     })))
 }
 
@@ -353,13 +395,38 @@ pub fn max_pool3d<B: Backend>(
     origin: [isize; 3],
     volume: [usize; 3],
 ) -> (FloatTensor<B>, IntTensor<B>) {
+    let shape = Shape::from(with_extents(x.shape()[0], x.shape()[1], outputs(window)));
+    let out = unwritten::<B>(shape.clone(), &B::float_device(&x), x.dtype());
+    let at = unwritten_positions::<B>(shape, &B::float_device(&x));
+    max_pool3d_part::<B>((out, at), [0; 3], &[whole_slab::<B>(x)], window, origin, volume)
+}
+
+/// [`max_pool3d`] of a part of the outputs: written at voxel `place`. x is in boxes.
+pub(crate) fn max_pool3d_part<B: Backend>(
+    (out, at): (FloatTensor<B>, IntTensor<B>),
+    place: [usize; 3],
+    x: &[Slab<B>],
+    window: &Window,
+    origin: [isize; 3],
+    volume: [usize; 3],
+) -> (FloatTensor<B>, IntTensor<B>) {
     timed!(KERNEL, "max_pool3d");
-    let Some(fx) = flex(&x) else { return generic::max_pool3d::<B>(x, window, origin, volume) };
-    let shape = with_extents(x.shape()[0], x.shape()[1], outputs(window));
-    typed!(fx, T => {
-        let (out, at) = cpu::max::<T>(cpu::Isa::get(), cpu::slice(&fx), window, origin, volume);
-        (primitive(cpu::tensor(out, shape)), primitive(cpu::tensor(at, shape)))
-    })
+    let (Some(boxes), Some(_)) = (flex_slabs::<B>(x), flex(&out)) else {
+        let (part, indices) = generic::max_pool3d::<B>(only::<B>(x), window, origin, volume);
+        if part.shape() == out.shape() {
+            return (part, indices);
+        }
+        let slices = box_at(&out.shape(), place, window);
+        return (B::float_slice_assign(out, &slices, part), B::int_slice_assign(at, &slices, indices));
+    };
+    let (mut out, mut at) = (recast::<_, FlexTensor>(out), recast::<_, FlexTensor>(at));
+    let [_, _, extents @ ..]: [usize; 5] = out.shape().dims();
+    let place = cpu::Place { extents, at: place };
+    typed!(boxes[0], T => {
+        let x = cpu_slabs::<B, T>(x, &boxes);
+        cpu::max::<T>(cpu::Isa::get(), &x, window, origin, volume, cpu::space(&mut out), cpu::space(&mut at), place);
+    });
+    (primitive(out), primitive(at))
 }
 
 /// The gradient of [`max_pool3d`]: adds grad `[N, C, out..]` to the voxels that `indices` name, giving
@@ -385,10 +452,35 @@ pub fn max_pool3d_grad<B: Backend>(
 
 /// The mean of each window of x `[N, C, in..]`; what lies outside adds nothing. A window without input gives 0.
 pub fn avg_pool3d<B: Backend>(x: FloatTensor<B>, window: &Window, count: Count) -> FloatTensor<B> {
-    timed!(KERNEL, "avg_pool3d");
-    let Some(fx) = flex(&x) else { return generic::avg_pool3d::<B>(x, window, count) };
     let shape = with_extents(x.shape()[0], x.shape()[1], outputs(window));
-    primitive(typed!(fx, T => cpu::tensor(cpu::average::<T>(cpu::Isa::get(), cpu::slice(&fx), window, count), shape)))
+    let out = unwritten::<B>(shape.into(), &B::float_device(&x), x.dtype());
+    avg_pool3d_part::<B>(out, [0; 3], &[whole_slab::<B>(x)], window, count)
+}
+
+/// [`avg_pool3d`] of a part of the outputs: written at voxel `at`. x is in boxes.
+pub(crate) fn avg_pool3d_part<B: Backend>(
+    out: FloatTensor<B>,
+    at: [usize; 3],
+    x: &[Slab<B>],
+    window: &Window,
+    count: Count,
+) -> FloatTensor<B> {
+    timed!(KERNEL, "avg_pool3d");
+    let (Some(boxes), Some(_)) = (flex_slabs::<B>(x), flex(&out)) else {
+        let part = generic::avg_pool3d::<B>(only::<B>(x), window, count);
+        if part.shape() == out.shape() {
+            return part;
+        }
+        let slices = box_at(&out.shape(), at, window);
+        return B::float_slice_assign(out, &slices, part);
+    };
+    let mut out = recast::<_, FlexTensor>(out);
+    let [_, _, extents @ ..]: [usize; 5] = out.shape().dims();
+    typed!(boxes[0], T => {
+        let x = cpu_slabs::<B, T>(x, &boxes);
+        cpu::average::<T>(cpu::Isa::get(), &x, window, count, cpu::space(&mut out), cpu::Place { extents, at });
+    });
+    primitive(out)
 }
 
 /// The gradient of [`avg_pool3d`]: grad `[N, C, out..]` -> `[N, C, in..]`.

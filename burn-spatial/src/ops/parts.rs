@@ -22,6 +22,12 @@ impl Part {
         Part { at: [0; 3], input: std::array::from_fn(|i| 0..window[i].input), window: *window }
     }
 
+    /// The same outputs, read from the whole block of `window`.
+    pub fn on_block(&self, window: &Window) -> Part {
+        let outputs = std::array::from_fn(|i| self.at[i]..self.at[i] + self.window[i].output);
+        Part::new(window, &outputs, std::array::from_fn(|i| 0..window[i].input))
+    }
+
     fn new(window: &Window, outputs: &[Range<usize>; 3], input: [Range<usize>; 3]) -> Part {
         let axis = |i: usize| WindowAxis {
             input: input[i].len(),

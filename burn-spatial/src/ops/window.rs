@@ -13,7 +13,7 @@ use super::{split_over, sum_dim};
 use crate::Spatial;
 use crate::device::{RankContext, SpatialDevice};
 use crate::halo::{AxisNeed, AxisWindow, Exchange, Piece, Plan, Region, WindowPlan, assemble, exchange_add, scaled, slices};
-use crate::kernels::{self, Count, Taps, Window};
+use crate::kernels::{self, Count, Slab, Taps, Window, whole_slab};
 use crate::kind::{Float, Int, Kind};
 use crate::layout::{Axis, Layout, Storage};
 use crate::mesh::AxisSet;
@@ -71,12 +71,7 @@ impl Halo {
     }
 
     /// The block in boxes of whole rows, each with its planes and rows, if the shard and what was received are that.
-    #[allow(clippy::type_complexity)]
-    fn slabs<B: Backend>(
-        &self,
-        own: &FloatTensor<B>,
-        received: &Received<FloatTensor<B>>,
-    ) -> Option<Vec<([Range<usize>; 2], FloatTensor<B>)>> {
+    fn slabs<B: Backend>(&self, own: &FloatTensor<B>, received: &Received<FloatTensor<B>>) -> Option<Vec<Slab<B>>> {
         let whole_own = |from: &Region| from.length == self.plan.own;
         let kept = self.plan.keeps.iter().map(|(from, to)| whole_own(from).then(|| (to, own.clone())));
         let boxes: Vec<_> = kept.chain(received.parts.iter().map(|(to, part)| Some((to, part.clone())))).collect::<Option<_>>()?;
@@ -197,8 +192,9 @@ impl Windowed {
     }
 
     /// The operation on `x` in parts, each handed to `compute` with the box of the block that it reads: first, while the
-    /// halo is on its way, what needs none. Where the shard suffices for no output, or for all, it is one part. Collective.
-    fn in_parts<B: Backend>(&self, context: &RankContext, x: Tensor<B>, mut compute: impl FnMut(FloatTensor<B>, &Part)) {
+    /// halo is on its way, what needs none. Where the shard suffices for no output, or for all, it is one part. With `slabs`
+    /// a box may come in several slabs, as the shard and what was received lie. Collective.
+    fn in_parts<B: Backend>(&self, context: &RankContext, x: Tensor<B>, slabs: bool, mut compute: impl FnMut(&[Slab<B>], &Part)) {
         let plan = &self.halo.plan;
         let parts = match &plan.keeps[..] {
             [(from, to)] if !plan.receives.is_empty() && from.length == plan.own => {
@@ -208,7 +204,7 @@ impl Windowed {
             _ => None,
         };
         let Some((near, far)) = parts else {
-            return compute(self.halo.gather(context, x), &Part::whole(&self.local));
+            return compute(&[whole_slab::<B>(self.halo.gather(context, x))], &Part::whole(&self.local));
         };
         let device = x.device().clone();
         let x = x.into_layout(&self.halo.input);
@@ -222,8 +218,9 @@ impl Windowed {
                 false => received = Some(self.halo.receive(x.clone(), sent, device.inner_device())),
             }
         }
+        let near_slab = [whole_slab::<B>(own.clone())];
         for part in near {
-            compute(own.clone(), &part);
+            compute(&near_slab, &part);
             if let Some(messages) = &mut messages {
                 communicated(messages.progress());
             }
@@ -233,13 +230,17 @@ impl Windowed {
             (Some(received), _) => received,
             (None, None) => unreachable!("received, or on its way"),
         };
+        if let Some(block) = self.halo.slabs::<B>(&own, &received).filter(|_| slabs && kernels::reads_slabs::<B>(own.dtype())) {
+            far.iter().for_each(|part| compute(&block, &part.on_block(&self.local)));
+            return;
+        }
         for part in far {
             let [n, c] = [own.shape()[0], own.shape()[1]];
             let wanted = Region {
                 start: [0, 0].into_iter().chain(part.input.iter().map(|range| range.start)).collect(),
                 length: [n, c].into_iter().chain(part.input.iter().map(Range::len)).collect(),
             };
-            compute(self.halo.block::<B>(&own, &received, &wanted, device.inner_device()), &part);
+            compute(&[whole_slab::<B>(self.halo.block::<B>(&own, &received, &wanted, device.inner_device()))], &part);
         }
     }
 
@@ -283,25 +284,6 @@ impl Windowed {
             kernels::conv3d_weight_grad::<B>(block, output, weight, &self.local, groups)
         });
         (share, layout.split_over())
-    }
-
-    /// The output that `parts` are boxes of, each with where its first voxel lies.
-    fn joined<B: Backend, K: Kind<B>>(&self, mut parts: Vec<([usize; 3], K::Primitive)>, device: &B::Device) -> K::Primitive {
-        if parts.len() == 1 {
-            return parts.remove(0).1;
-        }
-        let (first, dtype) = (parts[0].1.shape(), parts[0].1.dtype());
-        let out = K::zeros(self.unwritten(first[0], first[1]), device, dtype);
-        parts.into_iter().fold(out, |out, (at, part)| {
-            let region = Region { start: [&[0, 0][..], &at].concat(), length: part.shape().to_vec() };
-            K::slice_assign(out, &slices(&region), part)
-        })
-    }
-
-    /// An output of `channels` on this rank, before its parts are computed.
-    fn unwritten(&self, samples: usize, channels: usize) -> Shape {
-        let [d, h, w] = self.local.map(|axis| axis.output);
-        Shape::from([samples, channels, d, h, w])
     }
 
     /// The output's layout with `channels`.
@@ -387,16 +369,15 @@ impl Pool {
         let device = x.device().clone();
         let context = device.context();
         let (windowed, _) = self.on(&context, x.layout());
-        let mut parts = Vec::new();
-        windowed.in_parts::<B>(&context, x, |block, part| {
+        let shape = windowed.halo.output.local_shape(context.mesh.coords());
+        let y = kernels::unwritten::<B>(shape.clone(), device.inner_device(), x.dtype());
+        let mut done = Some((y, kernels::unwritten_positions::<B>(shape, device.inner_device())));
+        windowed.in_parts::<B>(&context, x, true, |slabs, part| {
             let origin = std::array::from_fn(|i| windowed.origin[i] + part.input[i].start as isize);
-            let (y, indices) = kernels::max_pool3d::<B>(block, &part.window, origin, windowed.volume);
-            parts.push((part.at, y, indices));
+            let out = done.take().expect("put back after every part");
+            done = Some(kernels::max_pool3d_part::<B>(out, part.at, slabs, &part.window, origin, windowed.volume));
         });
-        let (y, indices) = parts.into_iter().map(|(at, y, indices)| ((at, y), (at, indices))).unzip();
-        let output = windowed.halo.output.clone();
-        let y = windowed.joined::<B, Float>(y, device.inner_device());
-        let indices = windowed.joined::<B, Int>(indices, device.inner_device());
+        let ((y, indices), output) = (done.expect("put back after every part"), windowed.halo.output);
         (SpatialTensor::new(y, output.clone(), device.clone()), SpatialTensor::new(indices, output, device))
     }
 
@@ -418,12 +399,14 @@ impl Pool {
         let device = x.device().clone();
         let context = device.context();
         let (windowed, count) = self.on(&context, x.layout());
-        let mut parts = Vec::new();
-        windowed.in_parts::<B>(&context, x, |block, part| {
+        let shape = windowed.halo.output.local_shape(context.mesh.coords());
+        let mut y = Some(kernels::unwritten::<B>(shape, device.inner_device(), x.dtype()));
+        windowed.in_parts::<B>(&context, x, true, |slabs, part| {
             let starts = std::array::from_fn(|i| part.input[i].start);
-            parts.push((part.at, kernels::avg_pool3d::<B>(block, &part.window, count.from(starts))));
+            let done = y.take().expect("put back after every part");
+            y = Some(kernels::avg_pool3d_part::<B>(done, part.at, slabs, &part.window, count.from(starts)));
         });
-        SpatialTensor::new(windowed.joined::<B, Float>(parts, device.inner_device()), windowed.halo.output, device)
+        SpatialTensor::new(y.expect("put back after every part"), windowed.halo.output, device)
     }
 
     /// The gradient of the mean's x, which lay at `x`. Collective.
@@ -555,10 +538,11 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         let windowed = Windowed::over(&context, x.layout(), conv_windows(spec, &x.shape(), weight_dims));
         let (weight, bias) = (weight.into_whole(), bias.map(SpatialTensor::into_whole));
         let output = windowed.output(weight_dims[0]);
-        let shape = windowed.unwritten(output.local_shape(context.mesh.coords())[0], weight_dims[0]);
+        let shape = output.local_shape(context.mesh.coords());
         let mut y = Some(kernels::unwritten::<B>(shape, device.inner_device(), x.dtype()));
-        windowed.in_parts::<B>(&context, x, |block, part| {
+        windowed.in_parts::<B>(&context, x, false, |slabs, part| {
             let done = y.take().expect("put back after every part");
+            let (_, block) = slabs[0].clone();
             y = Some(kernels::conv3d_part::<B>(done, part.at, block, weight.clone(), bias.clone(), &part.window, spec.groups));
         });
         SpatialTensor::new(y.expect("put back after every part"), output, device)

@@ -274,7 +274,7 @@ impl<'a, T> Slab<'a, T> {
 
     /// A row of channel `channel`, counted over all samples, if it is here.
     #[inline(always)]
-    fn row(&self, channel: usize, d: usize, h: usize, width: usize) -> Option<&'a [T]> {
+    pub(super) fn row(&self, channel: usize, d: usize, h: usize, width: usize) -> Option<&'a [T]> {
         if !self.planes.contains(&d) || !self.rows.contains(&h) {
             return None;
         }

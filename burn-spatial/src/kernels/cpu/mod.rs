@@ -18,7 +18,7 @@ mod simd;
 pub use broadcast::Arithmetic;
 pub(crate) use broadcast::{Runs, dense};
 pub(crate) use conv::{Conv, Slab};
-pub(crate) use pool::{average, average_grad, max, max_grad};
+pub(crate) use pool::{Place, average, average_grad, max, max_grad};
 pub(crate) use resample::{resample, resample_grad};
 pub(crate) use simd::{Isa, Real};
 
@@ -54,8 +54,15 @@ pub(crate) unsafe fn written<T: Real>(count: usize, each: usize, write: impl Fn(
     out
 }
 
+/// Values of a dense tensor, as a place to write some of them.
+pub(crate) fn space<T: Element + bytemuck::Pod>(tensor: &mut FlexTensor) -> &mut [MaybeUninit<T>] {
+    let values = tensor.storage_mut::<T>();
+    // SAFETY: what is initialised stays so: only values are written.
+    unsafe { &mut *(std::ptr::from_mut(values) as *mut [MaybeUninit<T>]) }
+}
+
 /// A tensor of any values, for a result that is written part by part.
-pub(crate) fn unwritten<T: Real>(shape: Shape) -> FlexTensor {
+pub(crate) fn unwritten<T: Element + bytemuck::Pod + Default + Send + Sync>(shape: Shape) -> FlexTensor {
     let len = shape.num_elements();
     let mut values = Vec::<T>::with_capacity(len);
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]

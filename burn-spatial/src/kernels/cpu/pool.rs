@@ -6,8 +6,49 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::super::{Count, Window, WindowAxis};
+use super::conv::Slab;
 use super::simd::{Isa, Real, interleave, strided, vectorised};
 use super::{filled, written};
+
+/// Where a box of outputs lies in volumes that are written part by part.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    /// Extents of the volumes.
+    pub(crate) extents: [usize; 3],
+    /// Of the box's first voxel.
+    pub(crate) at: [usize; 3],
+}
+
+impl Place {
+    /// Values of a plane of the volumes.
+    fn plane(&self) -> usize {
+        self.extents[1] * self.extents[2]
+    }
+
+    /// The channel and the box's plane of outputs that plane `i` of all volumes is.
+    fn of(&self, i: usize, window: &Window) -> Option<(usize, usize)> {
+        let od = (i % self.extents[0]).checked_sub(self.at[0]).filter(|od| *od < window[0].output)?;
+        Some((i / self.extents[0], od))
+    }
+
+    /// Row `oh` of the box in its plane of the volumes.
+    fn row(&self, oh: usize, window: &Window) -> Range<usize> {
+        let start = (self.at[1] + oh) * self.extents[2] + self.at[2];
+        start..start + window[2].output
+    }
+
+    /// Whether the box lies in the volumes, of which `values` there are.
+    fn fits(&self, window: &Window, values: usize) -> bool {
+        let inside = (0..3).all(|i| self.at[i] + window[i].output <= self.extents[i]);
+        inside && values.is_multiple_of(self.extents.iter().product::<usize>().max(1))
+    }
+}
+
+/// A row of x, which its boxes make up.
+#[inline(always)]
+fn row_of<'a, T>(x: &[Slab<'a, T>], channel: usize, d: usize, h: usize, width: usize) -> &'a [T] {
+    x.iter().find_map(|slab| slab.row(channel, d, h, width)).expect("boxes make up x")
+}
 
 /// For each tap the outputs that read inside the input, and the input of output 0.
 fn taps(axis: &WindowAxis) -> Vec<(Range<usize>, isize)> {
@@ -53,16 +94,25 @@ impl Reads<'_> {
 }
 
 vectorised! {
-    /// Of one plane of outputs of the channel `x`: raises `out` to the maxima, and `best_taps`, 0 at first, to the number of
-    /// the tap that each is from, counted from 1.
-    fn max_slice<T>(x: &[T], reads: &Reads<'_>, od: usize, out: &mut [T], best_taps: &mut [u32]) {
+    /// Of one plane of outputs, `at` its channel and its number: writes the maxima into their rows of `out`, and into `best_taps`, 0 at first,
+    /// the number of the tap that each is from, counted from 1.
+    fn max_slice<T>(
+        x: &[Slab<'_, T>],
+        reads: &Reads<'_>,
+        at: (usize, usize),
+        place: Place,
+        out: &mut [MaybeUninit<T>],
+        best_taps: &mut [u32],
+    ) {
         let [_, h, w] = reads.window;
+        let (channel, od) = at;
         let [mut read_row, mut next] = [0; 2].map(|_| vec![T::default(); w.output]);
         let mut next_taps = vec![0u32; w.output];
-        for (oh, (out, best_taps)) in out.chunks_exact_mut(w.output).zip(best_taps.chunks_exact_mut(w.output)).enumerate() {
+        for (oh, best_taps) in best_taps.chunks_exact_mut(w.output).enumerate() {
+            let out = filled(&mut out[place.row(oh, reads.window)], T::NEG_INFINITY);
             for (nd, id) in reads.along(0, od) {
                 for (nh, ih) in reads.along(1, oh) {
-                    let x = &x[(id * h.input + ih) * w.input..][..w.input];
+                    let x = row_of(x, channel, id, ih, w.input);
                     for (nw, tap) in reads.taps[2].iter().enumerate() {
                         let range = tap.0.clone();
                         let Some(first) = read(range.start, tap, w.stride) else { continue };
@@ -89,14 +139,23 @@ vectorised! {
     }
 }
 
-/// x `[planes, in..]` -> the maxima `[planes, out..]` and where in the volume they lie, -1 for a window without input.
-pub(crate) fn max<T: Real>(isa: Isa, x: &[T], window: &Window, origin: [isize; 3], volume: [usize; 3]) -> (Vec<T>, Vec<i64>) {
+/// x `[planes, in..]` in boxes -> the maxima, and where in the volume they lie, -1 for a window without input: written into
+/// `out` and `at`, `[planes, extents..]`. Every value of the box is written, and nothing else.
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn max<T: Real>(
+    isa: Isa,
+    x: &[Slab<'_, T>],
+    window: &Window,
+    origin: [isize; 3],
+    volume: [usize; 3],
+    out: &mut [MaybeUninit<T>],
+    at: &mut [MaybeUninit<i64>],
+    place: Place,
+) {
     let [d, h, w] = window;
-    let (inputs, slice) = (d.input * h.input * w.input, h.output * w.output);
-    let size = x.len() / inputs.max(1) * d.output * slice;
-    let (mut out, mut at) = (Vec::with_capacity(size), Vec::with_capacity(size));
-    if size == 0 {
-        return (out, at);
+    assert!(place.fits(window, out.len()) && at.len() == out.len());
+    if out.is_empty() || window.iter().any(|axis| axis.output == 0) {
+        return;
     }
     let reads = Reads::of(window);
     let flat = |[d, h, w]: [isize; 3]| ((d * volume[1] as isize + h) * volume[2] as isize + w) as i64;
@@ -107,25 +166,19 @@ pub(crate) fn max<T: Real>(isa: Isa, x: &[T], window: &Window, origin: [isize; 3
             of_taps.extend(reads.taps[2].iter().map(|(_, w)| flat([*d, *h, *w])));
         }
     }
-    let outs = out.spare_capacity_mut()[..size].par_chunks_exact_mut(slice);
-    outs.zip(at.spare_capacity_mut()[..size].par_chunks_exact_mut(slice)).enumerate().for_each(|(i, (out, at))| {
-        let (x, od) = (&x[i / d.output * inputs..][..inputs], i % d.output);
-        let mut best_taps = vec![0u32; slice];
-        max_slice(isa, x, &reads, od, filled(out, T::NEG_INFINITY), &mut best_taps);
-        for (oh, (at, best_taps)) in at.chunks_exact_mut(w.output).zip(best_taps.chunks_exact(w.output)).enumerate() {
+    let outs = out.par_chunks_exact_mut(place.plane());
+    outs.zip(at.par_chunks_exact_mut(place.plane())).enumerate().for_each(|(i, (out, at))| {
+        let Some((channel, od)) = place.of(i, window) else { return };
+        let mut best_taps = vec![0u32; h.output * w.output];
+        max_slice(isa, x, &reads, (channel, od), place, out, &mut best_taps);
+        for (oh, best_taps) in best_taps.chunks_exact(w.output).enumerate() {
             let of_row = flat([(od * d.stride) as isize + origin[0], (oh * h.stride) as isize + origin[1], origin[2]]);
-            for (ow, (at, tap)) in at.iter_mut().zip(best_taps).enumerate() {
+            for (ow, (at, tap)) in at[place.row(oh, window)].iter_mut().zip(best_taps).enumerate() {
                 let position = of_row + (ow * w.stride) as i64 + of_taps[*tap as usize];
                 at.write(if *tap > 0 { position } else { -1 });
             }
         }
     });
-    // SAFETY: slices are whole rows, of which each value is written.
-    unsafe {
-        out.set_len(size);
-        at.set_len(size);
-    }
-    (out, at)
 }
 
 /// Adds each output's gradient to the input it came from; positions outside the block are left out.
@@ -185,16 +238,24 @@ fn add<T: Real>(to: &mut [T], from: &[T]) {
 }
 
 vectorised! {
-    /// One plane of means of the channel `x`: the rows that an output row reads are added up first, then neighbours.
-    fn mean_slice<T>(x: &[T], means: &Means<'_, T>, od: usize, out: &mut [MaybeUninit<T>]) {
+    /// One plane of means, `at` its channel and its number: the rows that an output row reads are added up first, then neighbours.
+    fn mean_slice<T>(
+        x: &[Slab<'_, T>],
+        means: &Means<'_, T>,
+        at: (usize, usize),
+        place: Place,
+        out: &mut [MaybeUninit<T>],
+    ) {
         let Means { reads, scales: [sd, sh, sw] } = means;
-        let [_, h, w] = reads.window;
+        let [_, _, w] = reads.window;
+        let (channel, od) = at;
         let (mut rows, mut sums) = (vec![T::default(); w.input], vec![T::default(); w.output]);
-        for (oh, out) in out.chunks_exact_mut(w.output).enumerate() {
+        for (oh, sh) in sh.iter().enumerate() {
+            let out = &mut out[place.row(oh, reads.window)];
             rows.fill(T::default());
             for (_, id) in reads.along(0, od) {
                 for (_, ih) in reads.along(1, oh) {
-                    add(&mut rows, &x[(id * h.input + ih) * w.input..][..w.input]);
+                    add(&mut rows, row_of(x, channel, id, ih, w.input));
                 }
             }
             sums.fill(T::default());
@@ -203,7 +264,7 @@ vectorised! {
                     strided(&mut sums[tap.0.clone()], &rows[first..], w.stride, |sum, x| *sum += x);
                 }
             }
-            let scale = sd[od] * sh[oh];
+            let scale = sd[od] * *sh;
             for ((out, sum), sw) in out.iter_mut().zip(&sums).zip(sw) {
                 out.write(*sum * (scale * *sw));
             }
@@ -211,14 +272,26 @@ vectorised! {
     }
 }
 
-/// x `[planes, in..]` -> means `[planes, out..]`.
-pub(crate) fn average<T: Real>(isa: Isa, x: &[T], window: &Window, count: Count) -> Vec<T> {
-    let [d, h, w] = window;
-    let inputs = d.input * h.input * w.input;
+/// x `[planes, in..]` in boxes -> means, written into `out` `[planes, extents..]`. Every value of the box is written, and
+/// nothing else.
+pub(crate) fn average<T: Real>(
+    isa: Isa,
+    x: &[Slab<'_, T>],
+    window: &Window,
+    count: Count,
+    out: &mut [MaybeUninit<T>],
+    place: Place,
+) {
+    assert!(place.fits(window, out.len()));
+    if out.is_empty() {
+        return;
+    }
     let means = Means::of(window, count);
-    let slice = |i: usize, out: &mut [MaybeUninit<T>]| mean_slice(isa, &x[i / d.output * inputs..][..inputs], &means, i % d.output, out);
-    // SAFETY: a slice is whole rows, of which each value is written.
-    unsafe { written(x.len() / inputs.max(1) * d.output, h.output * w.output, slice) }
+    out.par_chunks_exact_mut(place.plane()).enumerate().for_each(|(i, out)| {
+        if let Some(at) = place.of(i, window) {
+            mean_slice(isa, x, &means, at, place, out);
+        }
+    });
 }
 
 vectorised! {
