@@ -1,8 +1,10 @@
 //! Sums over ranks that wait to be read: pending sums, and weight gradients in buckets.
 //!
-//! A weight gradient is handed to the rank's [`Engine`] as soon as the backward pass has made it. A large one is summed at
-//! once; small ones queue in program order, and a full bucket is summed in one all-reduce, as is what is queued when one of
-//! them is first read. Which ranks sum what, and when, depends on the program alone.
+//! A weight gradient is handed to the rank's [`Engine`] as soon as the backward pass asks for it. A rank's share of it may be
+//! left to be computed: by the next gradient at the latest, sooner where this rank would wait for others in the meantime,
+//! which makes up for ranks that are early and late in turn. A large gradient is summed by itself; small ones queue in program
+//! order, and a full bucket is summed in one all-reduce, as is what is queued when one of them is first read. Which ranks sum
+//! what, and when, depends on the program alone.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -32,6 +34,8 @@ pub(crate) struct Deferred<B: Backend, K: Kind<B>> {
 }
 
 enum State<P> {
+    /// This rank's share, to be computed.
+    Open(Compute<P>),
     /// This rank's share.
     Partial(P),
     /// The share is on its way in a bucket.
@@ -40,19 +44,32 @@ enum State<P> {
     Done(P),
 }
 
+/// Computes a value, without other ranks.
+pub(crate) type Compute<P> = Box<dyn FnOnce() -> P + Send>;
+
 impl<B: Backend, K: Kind<B>> Deferred<B, K> {
     pub(crate) fn new(partial: K::Primitive, axes: AxisSet, device: B::Device) -> Self {
-        Deferred {
-            axes,
-            shape: partial.shape(),
-            dtype: partial.dtype(),
-            device,
-            gradient: AtomicBool::new(false),
-            state: Mutex::new(State::Partial(partial)),
-        }
+        let (shape, dtype) = (partial.shape(), partial.dtype());
+        Deferred { axes, shape, dtype, device, gradient: AtomicBool::new(false), state: Mutex::new(State::Partial(partial)) }
     }
 
+    /// With a share that is computed later.
+    pub(crate) fn open(share: Compute<K::Primitive>, shape: Shape, dtype: DType, axes: AxisSet, device: B::Device) -> Self {
+        Deferred { axes, shape, dtype, device, gradient: AtomicBool::new(false), state: Mutex::new(State::Open(share)) }
+    }
+
+    /// The state, after this rank's share was computed.
     fn state(&self) -> MutexGuard<'_, State<K::Primitive>> {
+        let mut state = self.locked();
+        if let State::Open(_) = *state
+            && let State::Open(compute) = std::mem::replace(&mut *state, State::Sent)
+        {
+            *state = State::Partial(compute());
+        }
+        state
+    }
+
+    fn locked(&self) -> MutexGuard<'_, State<K::Primitive>> {
         self.state.lock().expect("a failed sum ends the rank")
     }
 
@@ -79,7 +96,7 @@ impl<B: Backend, K: Kind<B>> Deferred<B, K> {
         }
         // Not under the lock: a thread that reads beside this one must not wait for other ranks through it.
         let sum = all_reduce::<B, K>(context, value, self.axes, ReduceOp::Sum, &self.device)?;
-        *self.state() = State::Done(sum.clone());
+        *self.locked() = State::Done(sum.clone());
         Ok(sum)
     }
 
@@ -88,7 +105,7 @@ impl<B: Backend, K: Kind<B>> Deferred<B, K> {
         match &*self.state() {
             State::Done(sum) => (sum.clone(), true),
             State::Partial(partial) => (partial.clone(), false),
-            State::Sent => unreachable!("a flush delivers every queued sum"),
+            State::Open(_) | State::Sent => unreachable!("a flush delivers every queued sum"),
         }
     }
 
@@ -119,11 +136,19 @@ pub(crate) fn all_reduce<B: Backend, K: Kind<B>>(
         return Ok(value);
     }
     let comm = context.talking().group(axes).expect("there are others");
-    timed!(REDUCE, "all_reduce");
     let (shape, dtype) = (value.shape(), value.dtype());
-    let data = K::into_data(value);
-    copied(data.as_bytes().len());
-    let summed = comm.all_reduce(data.as_bytes().to_vec(), dtype, op)?;
+    let mut request = {
+        timed!(REDUCE, "start");
+        let data = K::into_data(value);
+        copied(data.as_bytes().len());
+        comm.start_all_reduce(data.as_bytes().to_vec(), dtype, op)?
+    };
+    // Rather than wait for ranks that are late, do what has to be done anyway.
+    if context.on_own_thread() && !request.test()? {
+        context.gradients.compute();
+    }
+    timed!(REDUCE, "all_reduce");
+    let summed = request.wait()?;
     Ok(K::from_data(TensorData::from_bytes_vec(summed, shape, dtype), device))
 }
 
@@ -132,6 +157,10 @@ trait Member: Send + Sync {
     fn axes(&self) -> AxisSet;
     fn dtype(&self) -> DType;
     fn bytes(&self) -> usize;
+    /// Whether this rank's share is still to be computed.
+    fn is_open(&self) -> bool;
+    /// Computes this rank's share, if that is still to be done.
+    fn compute(&self);
     /// Adds this rank's share to the bucket.
     fn send_into(&self, bucket: &mut Vec<u8>);
     fn deliver(&self, sum: Vec<u8>);
@@ -150,6 +179,14 @@ impl<B: Backend, K: Kind<B>> Member for Deferred<B, K> {
         self.shape.num_elements() * self.dtype.size()
     }
 
+    fn is_open(&self) -> bool {
+        matches!(*self.locked(), State::Open(_))
+    }
+
+    fn compute(&self) {
+        drop(self.state());
+    }
+
     fn send_into(&self, bucket: &mut Vec<u8>) {
         if let State::Partial(partial) = std::mem::replace(&mut *self.state(), State::Sent) {
             bucket.extend_from_slice(K::into_data(partial).as_bytes());
@@ -159,7 +196,7 @@ impl<B: Backend, K: Kind<B>> Member for Deferred<B, K> {
 
     fn deliver(&self, sum: Vec<u8>) {
         let data = TensorData::from_bytes_vec(sum, self.shape.clone(), self.dtype);
-        *self.state() = State::Done(K::from_data(data, &self.device));
+        *self.locked() = State::Done(K::from_data(data, &self.device));
     }
 }
 
@@ -177,7 +214,10 @@ struct Bucket {
 
 #[derive(Default)]
 struct Queue {
-    open: Vec<Arc<dyn Member>>,
+    /// The newest gradient, if its share was left to be computed.
+    newest: Option<Arc<dyn Member>>,
+    /// What waits for its bucket to be full.
+    waiting: Vec<Arc<dyn Member>>,
     in_flight: Vec<Bucket>,
 }
 
@@ -186,29 +226,30 @@ impl Engine {
         self.queue.lock().expect("a failed sum ends the rank")
     }
 
-    /// Queues a gradient. Starts a sum when the bucket is full.
+    /// Queues a gradient, and sends the one before it on its way.
     pub(crate) fn push<B: Backend, K: Kind<B>>(&self, mesh: &Mesh, gradient: Arc<Deferred<B, K>>) -> Result<(), CommError> {
         let mut queue = self.queue();
-        if let Some(last) = queue.open.last()
-            && (last.axes() != gradient.axes || last.dtype() != gradient.dtype)
-        {
-            queue.send(mesh)?;
-        }
         gradient.gradient.store(true, Ordering::Relaxed);
-        if gradient.bytes() >= BUCKET {
-            return queue.start(mesh, vec![gradient]);
+        queue.close(mesh)?;
+        if gradient.is_open() {
+            queue.newest = Some(gradient);
+            return Ok(());
         }
-        queue.open.push(gradient);
-        if bytes_of(&queue.open) >= BUCKET {
-            queue.send(mesh)?;
+        queue.add(mesh, gradient)
+    }
+
+    /// Computes what was left to be computed, and sends nothing.
+    pub(crate) fn compute(&self) {
+        if let Some(newest) = &self.queue().newest {
+            newest.compute();
         }
-        Ok(())
     }
 
     /// Sums all that is queued.
     pub(crate) fn flush(&self, mesh: &Mesh) -> Result<(), CommError> {
-        timed!(REDUCE, "flush");
         let mut queue = self.queue();
+        queue.close(mesh)?;
+        timed!(REDUCE, "flush");
         queue.send(mesh)?;
         for Bucket { members, request } in std::mem::take(&mut queue.in_flight) {
             let sums = request.wait()?;
@@ -233,8 +274,32 @@ fn bytes_of(members: &[Arc<dyn Member>]) -> usize {
 }
 
 impl Queue {
+    /// Sends the newest gradient on its way, if it was left behind.
+    fn close(&mut self, mesh: &Mesh) -> Result<(), CommError> {
+        let Some(newest) = self.newest.take() else { return Ok(()) };
+        newest.compute();
+        self.add(mesh, newest)
+    }
+
+    /// Starts a sum when the bucket is full.
+    fn add(&mut self, mesh: &Mesh, gradient: Arc<dyn Member>) -> Result<(), CommError> {
+        if let Some(last) = self.waiting.last()
+            && (last.axes() != gradient.axes() || last.dtype() != gradient.dtype())
+        {
+            self.send(mesh)?;
+        }
+        if gradient.bytes() >= BUCKET {
+            return self.start(mesh, vec![gradient]);
+        }
+        self.waiting.push(gradient);
+        if bytes_of(&self.waiting) >= BUCKET {
+            self.send(mesh)?;
+        }
+        Ok(())
+    }
+
     fn send(&mut self, mesh: &Mesh) -> Result<(), CommError> {
-        let members = std::mem::take(&mut self.open);
+        let members = std::mem::take(&mut self.waiting);
         self.start(mesh, members)
     }
 

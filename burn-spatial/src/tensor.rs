@@ -8,7 +8,7 @@ use burn_std::Shape;
 
 use crate::comm::CommError;
 use crate::device::{RankContext, SpatialDevice};
-use crate::gradients::Deferred;
+use crate::gradients::{Compute, Deferred};
 use crate::halo::{Plan, Region};
 use crate::kind::Kind;
 use crate::layout::{Layout, Storage};
@@ -119,6 +119,24 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
     /// A tensor that is drawn when it meets a layout.
     pub(crate) fn random(draw: Draw, shape: Shape, dtype: DType, device: SpatialDevice<B::Device>) -> Self {
         SpatialTensor { value: Value::Random(draw), layout: Layout::full(&shape), device, dtype }
+    }
+
+    /// A sum over ranks of shares that each computes when there is time; at once if it has no others to wait for.
+    pub(crate) fn open(
+        share: Compute<K::Primitive>,
+        shape: Shape,
+        dtype: DType,
+        over: AxisSet,
+        device: SpatialDevice<B::Device>,
+    ) -> Self {
+        let context = device.context();
+        let layout = Layout::full(&shape).with_pending(context.mesh.effective(over));
+        if layout.pending.is_empty() {
+            return Self::new(share(), layout, device);
+        }
+        let live = Arc::new(context.stats.live(shape.num_elements() * dtype.size()));
+        let deferred = Deferred::open(share, shape, dtype, layout.pending, device.inner_device().clone());
+        SpatialTensor { value: Value::Deferred(Arc::new(deferred), live), layout, device, dtype }
     }
 
     /// A weight gradient: this rank's share of a full value, summed by the gradient engine.

@@ -10,7 +10,7 @@ use burn_std::Shape;
 use super::conv::{flat, lifted_shape, spec, transposed, transposed_x_grad, volume};
 use super::pool::{adaptive_mean, adaptive_mean_grad, interpolate, interpolate_grad, pool};
 use super::sample::{Samples, per_sample, per_sample_grad};
-use super::window::{bias_grad, conv_weight_share, of_share};
+use super::window::{Share, bias_grad, conv_weight_share};
 use super::*;
 use crate::Spatial;
 use crate::kind::{Bool, Float};
@@ -56,14 +56,14 @@ macro_rules! convolutions {
         fn $conv_weight(x: FloatTensor<Self>, weight: FloatTensor<Self>, output_grad: FloatTensor<Self>, options: ConvOptions<$n>) -> FloatTensor<Self> {
             let (device, shape) = (x.device().clone(), weight.shape());
             // Burn 0.21 computes this one wrong on lines with groups where the stride leaves out inputs at the end.
-            let (share, over) = match Samples::of(&x).filter(|_| $n > 1 || options.groups == 1) {
+            let share = match Samples::of(&x).filter(|_| $n > 1 || options.groups == 1) {
                 Some(samples) => {
                     let (x, grad) = (samples.take(x), samples.take(output_grad));
-                    (B::$conv_weight(x, weight.into_whole(), grad, options), samples.over())
+                    Share::computed(B::$conv_weight(x, weight.into_whole(), grad, options), samples.over())
                 }
                 None => conv_weight_share(volume(x), volume(output_grad), lifted_shape(&shape), &spec(&options)),
             };
-            of_share(share, shape, over, device)
+            share.gradient(shape, device)
         }
 
         fn $back(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Option<FloatTensor<Self>>, options: ConvTransposeOptions<$n>) -> FloatTensor<Self> {
@@ -92,17 +92,17 @@ macro_rules! convolutions {
 
         fn $back_weight(x: FloatTensor<Self>, weight: FloatTensor<Self>, output_grad: FloatTensor<Self>, options: ConvTransposeOptions<$n>) -> FloatTensor<Self> {
             let (device, shape) = (x.device().clone(), weight.shape());
-            let (share, over) = match Samples::of(&x) {
+            let share = match Samples::of(&x) {
                 Some(samples) => {
                     let (x, grad) = (samples.take(x), samples.take(output_grad));
-                    (B::$back_weight(x, weight.into_whole(), grad, options), samples.over())
+                    Share::computed(B::$back_weight(x, weight.into_whole(), grad, options), samples.over())
                 }
                 None => {
                     let (x, weight) = (volume(x), lifted_shape(&shape));
                     transposed(&options, x.shape().dims(), weight).weight_share(x, volume(output_grad), weight)
                 }
             };
-            of_share(share, shape, over, device)
+            share.gradient(shape, device)
         }
     )*};
 }
@@ -372,8 +372,7 @@ impl<B: Backend> ModuleOps<Self> for Spatial<B> {
     ) -> FloatTensor<Self> {
         let (device, shape) = (x.device().clone(), weight.shape());
         let op = transposed(&options, x.shape().dims(), shape.dims());
-        let (share, over) = op.weight_share(x, output_grad, shape.dims());
-        of_share(share, shape, over, device)
+        op.weight_share(x, output_grad, shape.dims()).gradient(shape, device)
     }
 
     pools!(
@@ -454,7 +453,7 @@ impl<B: Backend> ModuleOps<Self> for Spatial<B> {
             let grads = B::deform_conv2d_backward(x, offset, weight, mask, bias, grad, options);
             let summed = |share: FloatTensor<B>| {
                 let shape = share.shape();
-                of_share(share, shape, samples.over(), device.clone())
+                Share::<B>::computed(share, samples.over()).gradient(shape, device.clone())
             };
             return DeformConv2dBackward::new(
                 samples.wrap(grads.x_grad),

@@ -12,6 +12,7 @@ use super::parts::{self, Part};
 use super::{split_over, sum_dim};
 use crate::Spatial;
 use crate::device::{RankContext, SpatialDevice};
+use crate::gradients::Compute;
 use crate::halo::{AxisNeed, AxisWindow, Exchange, Piece, Plan, Region, WindowPlan, assemble, exchange_add, scaled, slices};
 use crate::kernels::{self, Count, Slab, Taps, Window, whole_slab};
 use crate::kind::{Float, Int, Kind};
@@ -263,27 +264,30 @@ impl Windowed {
         })
     }
 
-    /// This rank's share of the gradient of the weight that leads from `input` to `output`, whose gradient one of them is, and
-    /// the mesh axes over which shares are summed. Collective.
+    /// This rank's share of the gradient of the weight that leads from `input` to `output`, whose gradient one of them is.
+    /// Collective.
     fn weight_share<B: Backend>(
-        &self,
+        self,
         context: &RankContext,
         input: Tensor<B>,
         output: Tensor<B>,
         weight: [usize; 5],
         groups: usize,
-    ) -> (FloatTensor<B>, AxisSet) {
-        let device = input.device().clone();
+    ) -> Share<B> {
+        let device = input.device().inner_device().clone();
         let layout = self.output(weight[0]);
         let (own, received) = self.halo.parts(context, input);
         let output = output.into_layout(&layout).settle().0;
-        let slabs = self.halo.slabs::<B>(&own, &received);
-        let share = slabs.and_then(|input| kernels::conv3d_weight_grad_of_slabs::<B>(&input, &output, weight, &self.local, groups));
-        let share = share.unwrap_or_else(|| {
-            let block = self.halo.block::<B>(&own, &received, &self.halo.plan.needed(), device.inner_device());
-            kernels::conv3d_weight_grad::<B>(block, output, weight, &self.local, groups)
-        });
-        (share, layout.split_over())
+        let (over, dtype) = (layout.split_over(), output.dtype());
+        let compute = move || {
+            let slabs = self.halo.slabs::<B>(&own, &received);
+            let share = slabs.and_then(|input| kernels::conv3d_weight_grad_of_slabs::<B>(&input, &output, weight, &self.local, groups));
+            share.unwrap_or_else(|| {
+                let block = self.halo.block::<B>(&own, &received, &self.halo.plan.needed(), &device);
+                kernels::conv3d_weight_grad::<B>(block, output, weight, &self.local, groups)
+            })
+        };
+        Share { compute: Box::new(compute), dtype, over }
     }
 
     /// The output's layout with `channels`.
@@ -440,23 +444,36 @@ pub(super) fn resample_grad<B: Backend>(x: &Placement<B::Device>, grad: Tensor<B
     resampled.halo.scatter::<B>(&context, x.device.clone(), dtype, |region| B::float_slice(block.clone(), &slices(region)))
 }
 
-/// This rank's share of the gradient of a convolution's weight, and the mesh axes over which shares are summed.
-/// Collective.
-pub(super) fn conv_weight_share<B: Backend>(
-    x: Tensor<B>,
-    grad: Tensor<B>,
-    weight: [usize; 5],
-    spec: &ConvSpec,
-) -> (FloatTensor<B>, AxisSet) {
+/// This rank's share of the gradient of a parameter.
+pub(super) struct Share<B: Backend> {
+    compute: Compute<FloatTensor<B>>,
+    dtype: DType,
+    /// The mesh axes over which shares are summed.
+    over: AxisSet,
+}
+
+impl<B: Backend> Share<B> {
+    pub fn computed(share: FloatTensor<B>, over: AxisSet) -> Share<B> {
+        let dtype = share.dtype();
+        Share { compute: Box::new(move || share), dtype, over }
+    }
+
+    /// The gradient of the parameter of `shape`, on its way to the gradient engine.
+    pub fn gradient(self, shape: Shape, device: SpatialDevice<B::Device>) -> Tensor<B> {
+        let Share { compute, dtype, over } = self;
+        let share = {
+            let shape = shape.clone();
+            move || B::float_reshape(compute(), shape)
+        };
+        SpatialTensor::open(Box::new(share), shape, dtype, over, device).gradient()
+    }
+}
+
+/// This rank's share of the gradient of a convolution's weight. Collective.
+pub(super) fn conv_weight_share<B: Backend>(x: Tensor<B>, grad: Tensor<B>, weight: [usize; 5], spec: &ConvSpec) -> Share<B> {
     let context = x.context();
     let windowed = Windowed::over(&context, x.layout(), conv_windows(spec, &x.shape(), weight));
     windowed.weight_share(&context, x, grad, weight, spec.groups)
-}
-
-/// A gradient of a parameter of `shape`, on its way to the gradient engine, from this rank's share.
-pub(super) fn of_share<B: Backend>(share: FloatTensor<B>, shape: Shape, over: AxisSet, device: SpatialDevice<B::Device>) -> Tensor<B> {
-    let layout = Layout::full(&shape).with_pending(over);
-    SpatialTensor::new(B::float_reshape(share, shape), layout, device).gradient()
 }
 
 /// A transposed convolution: the gradient of a convolution from y to x, as a function of x.
@@ -499,8 +516,8 @@ impl Transposed {
         SpatialTensor::new(out, windowed.halo.output, device)
     }
 
-    /// This rank's share of the gradient of the weight, and the mesh axes over which shares are summed. Collective.
-    pub fn weight_share<B: Backend>(&self, x: Tensor<B>, grad: Tensor<B>, weight: [usize; 5]) -> (FloatTensor<B>, AxisSet) {
+    /// This rank's share of the gradient of the weight. Collective.
+    pub fn weight_share<B: Backend>(&self, x: Tensor<B>, grad: Tensor<B>, weight: [usize; 5]) -> Share<B> {
         let context = x.context();
         let windowed = self.on(&context, x.layout());
         windowed.weight_share(&context, grad, x, weight, self.groups)
@@ -567,8 +584,7 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         spec: &ConvSpec,
     ) -> FloatTensor<Self> {
         let device = x.device().clone();
-        let (share, over) = conv_weight_share(x, grad, weight_shape, spec);
-        of_share(share, Shape::from(weight_shape), over, device)
+        conv_weight_share(x, grad, weight_shape, spec).gradient(Shape::from(weight_shape), device)
     }
 
     fn conv3d_padded_bias_grad(grad: FloatTensor<Self>) -> FloatTensor<Self> {
