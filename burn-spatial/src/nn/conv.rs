@@ -159,3 +159,19 @@ impl<B: Backend> PaddedConv3d<B> {
         padded_conv3d(x, self.weight.val(), self.bias.as_ref().map(|b| b.val()), &spec)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Flex;
+    use burn::nn::conv::Conv3dConfig;
+
+    use super::*;
+
+    #[test]
+    #[should_panic = "activated_conv3d: the input has 3 channels, but the weight is for 2"]
+    fn other_channels_are_refused() {
+        let device = Default::default();
+        let conv = Conv3dConfig::new([2, 4], [3; 3]).init::<Flex>(&device);
+        activated_conv3d(&conv, Tensor::zeros([1, 3, 4, 4, 4], &device), 0.1);
+    }
+}
