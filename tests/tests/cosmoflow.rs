@@ -266,6 +266,25 @@ fn a_step_gathers_nothing_for_want_of_a_rule() {
     }
 }
 
+/// The bytes that the summary says are kept for the backward pass are those of the tensors alive then.
+#[test]
+fn as_much_is_kept_as_the_summary_says() {
+    for batch_norm in [true, false] {
+        let config = CosmoFlowConfig::new(32).with_dropout(0.0).with_batch_norm(batch_norm);
+        on_grid(Grid::ONE, |device| {
+            let model = config.init::<Split>(device).unwrap();
+            let x = place::split(Tensor::<Split, 5>::ones([2, 4, 32, 32, 32], device));
+            let before = device.stats().live_bytes;
+            let y = model.forward(x.clone());
+            let got = (device.stats().live_bytes - before) as f64;
+            let layers = config.summary(2).unwrap();
+            let want = layers.iter().map(|layer| layer.output.iter().product::<usize>() * layer.kept).sum::<usize>() as f64;
+            assert!((got - want).abs() <= 0.01 * want, "{got} bytes are kept, not {want}, with batch norm: {batch_norm}");
+            drop(y);
+        });
+    }
+}
+
 #[test]
 fn records_interchange_with_plain_burn() {
     let run = Run::new("cosmoflow_small_32", DType::F32);
