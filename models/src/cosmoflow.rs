@@ -10,7 +10,7 @@ use burn::nn::conv::{Conv3d, Conv3dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, LeakyRelu, LeakyReluConfig, Linear, LinearConfig, PaddingConfig3d};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn_spatial::nn::{AvgPool3d, AvgPool3dConfig, WindowBackend, batch_norm, whole_volume};
+use burn_spatial::nn::{AvgPool3d, AvgPool3dConfig, WindowBackend, activated_conv3d, batch_norm, whole_volume};
 
 /// Output channels of the convolutions.
 const CHANNELS: [usize; 7] = [16, 32, 64, 128, 256, 256, 256];
@@ -193,9 +193,9 @@ impl CosmoFlowConfig {
                 kind: LayerKind::Conv { stride },
                 output: vec![batch, outputs, width, width, width],
                 parameters: 27 * inputs * outputs + norm,
-                // What the batch norm reads, or else the activation's mask, and what the next convolution reads; a pool's
-                // input is not kept.
-                kept: if self.batch_norm { 4 } else { 1 } + if i < self.pools() { 0 } else { 4 },
+                // The convolution's result, with an activation behind it or as the batch norm reads it, and behind that what
+                // the next convolution reads; a pool's input is not kept.
+                kept: if self.batch_norm && i >= self.pools() { 8 } else { 4 },
             });
             if i < self.pools() {
                 width /= 2;
@@ -250,10 +250,10 @@ impl<B: WindowBackend> CosmoFlow<B> {
     pub fn forward(&self, volumes: Tensor<B, 5>) -> Tensor<B, 2> {
         let mut x = volumes;
         for (i, conv) in self.conv.iter().enumerate() {
-            x = conv.forward(x);
+            let slope = self.activation.negative_slope;
             x = match self.bn.get(i) {
-                Some(norm) => batch_norm(norm, x, self.activation.negative_slope),
-                None => self.activation.forward(x),
+                Some(norm) => batch_norm(norm, conv.forward(x), slope),
+                None => activated_conv3d(conv, x, slope),
             };
             if i < self.pools {
                 x = self.pool.forward(x);

@@ -1,14 +1,14 @@
-//! Batch norm, an activation, a loss, Adam and whole blocks of split volumes against PyTorch's values.
+//! Batch norm, activations, a loss, Adam and whole blocks of split volumes against PyTorch's values and Burn's modules.
 
 use burn::backend::{Autodiff, Flex};
 use burn::module::{AutodiffModule, Module, Param};
-use burn::nn::conv::{ConvTranspose3d, ConvTranspose3dConfig};
+use burn::nn::conv::{Conv3d, Conv3dConfig, ConvTranspose3d, ConvTranspose3dConfig};
 use burn::nn::loss::{MseLoss, Reduction};
-use burn::nn::{BatchNorm, BatchNormConfig, LeakyReluConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, LeakyReluConfig, PaddingConfig3d};
 use burn::optim::{GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor, TensorData, activation};
-use burn_spatial::nn::{self, ConvSpec, PoolSpec, avg_pool3d, max_pool3d, padded_conv3d};
+use burn_spatial::nn::{self, ConvSpec, PoolSpec, avg_pool3d, max_pool3d, padded_conv3d, same_padding};
 use burn_spatial::{Spatial, optim, place};
 use burn_spatial_models::weights;
 
@@ -182,6 +182,85 @@ pub fn batch_norm_communicates_little(device: &Device) {
     assert_eq!((backward.gathered(), backward.redistributions, backward.halos), (0, before.redistributions, before.halos));
 }
 
+/// A convolution with its activation in one pass against Burn's two modules on one plain rank: results and gradients, with
+/// any input layout, and without a gather where the volume is split as usual.
+pub fn convolution_with_activation(device: &Device) {
+    type Plain = Autodiff<Flex>;
+    fn run<A: AutodiffBackend>(
+        config: &Conv3dConfig,
+        tensor: impl Fn([usize; 5], u64) -> Tensor<A, 5>,
+        forward: impl Fn(&Conv3d<A>, Tensor<A, 5>) -> Tensor<A, 5>,
+    ) -> Vec<(&'static str, Vec<f64>)> {
+        let x = tensor([2, 4, 6, 5, 7], 1).require_grad();
+        let conv = config.init::<A>(&x.device()).map(&mut Fill(3));
+        let named = weights::collect(&conv).into_iter().map(|(name, data)| (name, data.convert_dtype(DType::F64))).collect();
+        let conv = weights::load(conv, &named).expect("its own tensors fit");
+        let y = forward(&conv, x.clone());
+        let grads = (y.clone() * tensor(y.dims(), 2)).sum().backward();
+        let of = |data: TensorData| data.convert::<f64>().to_vec().expect("float64 data");
+        let bias = conv.bias.as_ref().map(|bias| ("gbias", of(bias.grad(&grads).expect("a gradient of the bias").into_data())));
+        let all = [
+            ("y", values(y)),
+            ("gx", of(x.grad(&grads).expect("a gradient of x").into_data())),
+            ("gweight", of(conv.weight.grad(&grads).expect("a gradient of the weight").into_data())),
+        ];
+        all.into_iter().chain(bias).collect()
+    }
+    let close = |got: &[(&str, Vec<f64>)], want: &[(&str, Vec<f64>)], slope: f64| {
+        assert_eq!(got.len(), want.len());
+        for ((what, got), (_, want)) in got.iter().zip(want) {
+            let scale = want.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+            let worst = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(got.len() == want.len() && worst <= 1e-11 * scale, "{what} with slope {slope}: off by {worst} of {scale}");
+        }
+    };
+    let data = |shape: [usize; 5], seed| TensorData::new(numbers(shape.iter().product(), seed), shape).convert_dtype(DType::F64);
+    let split = |shape, seed| place::split(Tensor::<B, 5>::from_data(data(shape, seed), (device, DType::F64)));
+    let configs = [
+        Conv3dConfig::new([4, 6], [3; 3]).with_padding(PaddingConfig3d::Same),
+        Conv3dConfig::new([4, 6], [3, 2, 1])
+            .with_stride([1, 2, 3])
+            .with_dilation([2, 1, 1])
+            .with_groups(2)
+            .with_padding(PaddingConfig3d::Explicit(2, 1, 0))
+            .with_bias(false),
+        Conv3dConfig::new([4, 2], [2, 3, 3]).with_stride([2; 3]),
+    ];
+    for (config, slopes) in configs.iter().zip([&[1.0, 0.0, 0.1][..], &[0.1, -0.5], &[0.0, 2.0]]) {
+        for &slope in slopes {
+            let plain = |shape, seed| Tensor::<Plain, 5>::from_data(data(shape, seed), (&Default::default(), DType::F64));
+            let expected = run(config, plain, |conv, x| match slope {
+                1.0 => conv.forward(x),
+                0.0 => activation::relu(conv.forward(x)),
+                slope => activation::leaky_relu(conv.forward(x), slope),
+            });
+            close(&run(config, plain, |conv, x| nn::activated_conv3d(conv, x, slope)), &expected, slope);
+            let before = device.stats().gathered();
+            close(&run(config, split, |conv, x| nn::activated_conv3d(conv, x, slope)), &expected, slope);
+            assert_eq!(device.stats().gathered(), before, "gathered: {}", device.stats());
+            for seed in 1..4 {
+                let anyhow = |shape, data_seed| {
+                    device.set_split_inputs(Some(seed));
+                    let tensor = Tensor::<B, 5>::from_data(data(shape, data_seed), (device, DType::F64));
+                    device.set_split_inputs(None);
+                    tensor
+                };
+                close(&run(config, anyhow, |conv, x| nn::activated_conv3d(conv, x, slope)), &expected, slope);
+            }
+        }
+    }
+    // Padding that Burn's module refuses: one voxel behind the depth only.
+    let same = Conv3dConfig::new([4, 3], [3; 3]).with_stride([2, 1, 1]).with_padding(PaddingConfig3d::Same);
+    let expected = run(&same, split, |conv, x| {
+        let [_, _, extents @ ..] = x.dims();
+        let padding = [0, 1, 2].map(|i| same_padding(extents[i], 3, conv.stride[i], 1));
+        assert_eq!(padding, [(0, 1), (1, 1), (1, 1)]);
+        let spec = ConvSpec { stride: conv.stride, padding, ..Default::default() };
+        activation::leaky_relu(padded_conv3d(x, conv.weight.val(), conv.bias.as_ref().map(|bias| bias.val()), &spec), 0.1)
+    });
+    close(&run(&same, split, |conv, x| nn::activated_conv3d(conv, x, 0.1)), &expected, 0.1);
+}
+
 /// A volume that is made whole before a dense layer has the values and gradients it has otherwise; the layer's gradient is
 /// then summed over the batch alone.
 pub fn whole_volume(device: &Device) {
@@ -305,6 +384,7 @@ pub const PROGRAMS: &[Program] = &[
     Program { name: "fused_batch_norm", run: fused_batch_norm },
     Program { name: "batch_norm_with_activation", run: batch_norm_with_activation },
     Program { name: "batch_norm_communicates_little", run: batch_norm_communicates_little },
+    Program { name: "convolution_with_activation", run: convolution_with_activation },
     Program { name: "whole_volume", run: whole_volume },
     Program { name: "misc", run: misc },
     Program { name: "adam", run: adam },

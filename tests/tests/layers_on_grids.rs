@@ -6,6 +6,7 @@ burn_spatial_tests::on_threads! {
     fused_batch_norm,
     batch_norm_with_activation,
     batch_norm_communicates_little,
+    convolution_with_activation,
     whole_volume,
     misc,
     adam,

@@ -57,15 +57,43 @@ fn options(window: &Window, groups: usize) -> ConvOptions<3> {
     ConvOptions::new(window.map(|a| a.stride), [0; 3], window.map(|a| a.dilation), groups)
 }
 
-/// See [`conv3d`](super::conv3d).
+/// See [`activated_conv3d`](super::activated_conv3d).
 pub fn conv3d<B: Backend>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
     bias: Option<FloatTensor<B>>,
+    slope: f64,
     window: &Window,
     groups: usize,
 ) -> FloatTensor<B> {
-    B::conv3d(padded::<B>(x, window, 0.0), weight, bias, options(window, groups))
+    let y = B::conv3d(padded::<B>(x, window, 0.0), weight, bias, options(window, groups));
+    if slope == 1.0 {
+        return y;
+    }
+    let negative = negative::<B>(y.clone(), slope);
+    sloped::<B>(y, negative, slope)
+}
+
+/// Where a leaky ReLU sees negative values: 0 is one if it is a ReLU, as in Burn's.
+fn negative<B: Backend>(y: FloatTensor<B>, slope: f64) -> BoolTensor<B> {
+    let bools = get_device_settings::<B>(&B::float_device(&y)).bool_dtype;
+    let zero = Scalar::Float(0.0);
+    if slope == 0.0 { B::float_lower_equal_elem(y, zero, bools) } else { B::float_lower_elem(y, zero, bools) }
+}
+
+/// `x`, times the slope where it is `negative`.
+fn sloped<B: Backend>(x: FloatTensor<B>, negative: BoolTensor<B>, slope: f64) -> FloatTensor<B> {
+    if slope == 0.0 {
+        // No product, or infinity would become NaN.
+        return B::float_mask_fill(x, negative, Scalar::Float(0.0));
+    }
+    let scaled = B::float_mul_scalar(x.clone(), Scalar::Float(slope));
+    B::float_mask_where(x, negative, scaled)
+}
+
+/// See [`activation_grad`](super::activation_grad).
+pub fn activation_grad<B: Backend>(y: FloatTensor<B>, grad: FloatTensor<B>, slope: f64) -> FloatTensor<B> {
+    sloped::<B>(grad, negative::<B>(y, slope), slope)
 }
 
 /// See [`conv3d_data_grad`](super::conv3d_data_grad).
@@ -308,20 +336,11 @@ pub fn channel_moments<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, FloatT
 
 /// x without its channels' means, and where the activation sees negative values.
 fn off_and_negative<B: Backend>(x: FloatTensor<B>, channels: &Channels<B>) -> (FloatTensor<B>, FloatTensor<B>, BoolTensor<B>) {
-    let bools = get_device_settings::<B>(&B::float_device(&x)).bool_dtype;
     let wide = |t: &FloatTensor<B>| beside::<B>(t.clone(), &x);
     let off = B::float_sub(x.clone(), wide(&channels.mean));
     let y = B::float_add(B::float_mul(off.clone(), wide(&channels.scale)), wide(&channels.shift));
-    let zero = Scalar::Float(0.0);
-    let negative =
-        if channels.slope == 0.0 { B::float_lower_equal_elem(y.clone(), zero, bools) } else { B::float_lower_elem(y.clone(), zero, bools) };
+    let negative = negative::<B>(y.clone(), channels.slope);
     (off, y, negative)
-}
-
-/// `x`, times the slope where it is negative.
-fn sloped<B: Backend>(x: FloatTensor<B>, negative: BoolTensor<B>, slope: f64) -> FloatTensor<B> {
-    let scaled = B::float_mul_scalar(x.clone(), Scalar::Float(slope));
-    B::float_mask_where(x, negative, scaled)
 }
 
 /// See [`kernels::channel_norm`](super::channel_norm).

@@ -297,26 +297,40 @@ pub fn conv3d<B: Backend>(
     window: &Window,
     groups: usize,
 ) -> FloatTensor<B> {
-    let shape = with_extents(x.shape()[0], weight.shape()[0], outputs(window));
-    let out = unwritten::<B>(shape.into(), &B::float_device(&x), x.dtype());
-    conv3d_part::<B>(out, [0; 3], x, weight, bias, window, groups)
+    activated_conv3d::<B>(x, weight, bias, 1.0, window, groups)
 }
 
-/// [`conv3d`] of a part of the output: writes it into `out` `[N, Cout, ..]` at voxel `at`. The values are those of the
-/// whole to the bit.
+/// [`conv3d`] followed by a leaky ReLU: negative results are multiplied by `slope`, 1 for none, 0 for a ReLU.
+pub fn activated_conv3d<B: Backend>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: Option<FloatTensor<B>>,
+    slope: f64,
+    window: &Window,
+    groups: usize,
+) -> FloatTensor<B> {
+    let shape = with_extents(x.shape()[0], weight.shape()[0], outputs(window));
+    let out = unwritten::<B>(shape.into(), &B::float_device(&x), x.dtype());
+    conv3d_part::<B>(out, [0; 3], x, weight, bias, slope, window, groups)
+}
+
+/// [`activated_conv3d`] of a part of the output: writes it into `out` `[N, Cout, ..]` at voxel `at`. The values are those of
+/// the whole to the bit.
+#[allow(clippy::too_many_arguments)]
 pub fn conv3d_part<B: Backend>(
     out: FloatTensor<B>,
     at: [usize; 3],
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
     bias: Option<FloatTensor<B>>,
+    slope: f64,
     window: &Window,
     groups: usize,
 ) -> FloatTensor<B> {
     timed!(KERNEL, "conv3d");
     let flex_bias = bias.as_ref().map(flex);
     let (Some((fx, fw)), Some(fb), Some(_)) = (flex_pair(&x, &weight), flex_bias.map_or(Some(None), |b| b.map(Some)), flex(&out)) else {
-        let part = generic::conv3d::<B>(x, weight, bias, window, groups);
+        let part = generic::conv3d::<B>(x, weight, bias, slope, window, groups);
         if part.shape() == out.shape() {
             return part;
         }
@@ -328,9 +342,25 @@ pub fn conv3d_part<B: Backend>(
     let own = cpu::Conv::new(cpu::Isa::get(), n, [x.shape()[1], cout], window, groups);
     typed!(fx, T => {
         let bias = fb.as_ref().map(cpu::slice::<T>);
-        own.forward_into::<T>(cpu::slice(&fx), cpu::slice(&fw), bias, out.storage_mut::<T>(), [d, h, w], at);
+        let operands = cpu::Operands { x: cpu::slice::<T>(&fx), weight: cpu::slice(&fw), bias, slope: slope as T };
+        own.forward_into(operands, out.storage_mut::<T>(), [d, h, w], at);
     });
     primitive(out)
+}
+
+/// The gradient before a leaky ReLU from `grad`, that of its result `y` of the same shape: times `slope`, which must not be
+/// negative, where y is. For a ReLU, with slope 0, this is wherever y is not positive.
+pub fn activation_grad<B: Backend>(y: FloatTensor<B>, grad: FloatTensor<B>, slope: f64) -> FloatTensor<B> {
+    timed!(KERNEL, "activation_grad");
+    let Some((fy, mut fg)) = flex_pair(&y, &grad) else { return generic::activation_grad::<B>(y, grad, slope) };
+    // In place where nothing else holds the gradient's buffer.
+    drop(grad);
+    let (start, end) = fg.layout().contiguous_offsets().unwrap_or_default();
+    typed!(fy, T => {
+        let grad = &mut fg.storage_mut::<T>()[start..end];
+        cpu::activation_grad::<T>(cpu::Isa::get(), cpu::slice(&fy), grad, slope as T);
+    });
+    primitive(fg)
 }
 
 /// The gradient of [`conv3d`]'s x: grad `[N, Cout, out..]` -> `[N, Cin, in..]`.

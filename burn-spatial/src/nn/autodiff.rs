@@ -1,5 +1,6 @@
 //! Window operations under automatic differentiation. A backward pass keeps only what it reads: a convolution its
-//! input if the weight is trained and its weight if the input has a gradient, a maximum its indices, a mean nothing.
+//! input if the weight is trained, its weight if the input has a gradient and its result if there is an activation, a maximum
+//! its indices, a mean nothing.
 
 use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
@@ -16,23 +17,29 @@ struct Conv;
 
 /// What a convolution's backward pass reads.
 #[derive(Clone, Debug)]
-struct ConvState<P> {
-    placement: P,
+struct ConvState<B: WindowBackend> {
+    placement: B::Placement,
     /// Kept if the weight is tracked.
     x: Option<NodeId>,
     /// Kept if x is tracked.
     weight: Option<NodeId>,
     weight_shape: [usize; 5],
+    /// The result, kept if there is an activation, and the slope of it.
+    activation: Option<(FloatTensor<B>, f64)>,
     spec: ConvSpec,
 }
 
 /// Parents are x, the weight and, if there are three, the bias.
 impl<B: WindowBackend, const N: usize> Backward<B, N> for Conv {
-    type State = ConvState<B::Placement>;
+    type State = ConvState<B>;
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
         let state = ops.state;
+        let grad = match state.activation {
+            Some((y, slope)) => B::activation_grad(y, grad, slope),
+            None => grad,
+        };
         let mut parents = ops.parents.into_iter();
         let [x, weight, bias] = [(); 3].map(|()| parents.next().flatten());
         // Gradients of parameters first: they are summed over ranks while the rest goes on.
@@ -103,19 +110,18 @@ impl<B: WindowBackend> Backward<B, 1> for Upsample {
 /// Prepares a convolution's node, saves what its backward pass reads and runs it. A macro because the number of
 /// parents is a constant.
 macro_rules! conv {
-    ($x:ident, $weight:ident, $nodes:expr, $bias:expr, $spec:ident) => {{
+    ($x:ident, $weight:ident, $nodes:expr, $bias:expr, $slope:ident, $spec:ident) => {{
         match Conv.prepare::<C>($nodes).compute_bound().stateful() {
             OpsKind::Tracked(mut prep) => {
-                let state = ConvState {
-                    placement: B::placement(&$x.primitive),
-                    x: $weight.is_tracked().then(|| prep.checkpoint(&$x)),
-                    weight: $x.is_tracked().then(|| prep.checkpoint(&$weight)),
-                    weight_shape: $weight.primitive.shape().dims(),
-                    spec: *$spec,
-                };
-                prep.finish(state, B::conv3d_padded($x.primitive, $weight.primitive, $bias, $spec))
+                let placement = B::placement(&$x.primitive);
+                let x = $weight.is_tracked().then(|| prep.checkpoint(&$x));
+                let weight = $x.is_tracked().then(|| prep.checkpoint(&$weight));
+                let weight_shape = $weight.primitive.shape().dims();
+                let y = B::conv3d_padded($x.primitive, $weight.primitive, $bias, $slope, $spec);
+                let activation = ($slope != 1.0).then(|| (y.clone(), $slope));
+                prep.finish(ConvState { placement, x, weight, weight_shape, activation, spec: *$spec }, y)
             }
-            OpsKind::UnTracked(prep) => prep.finish(B::conv3d_padded($x.primitive, $weight.primitive, $bias, $spec)),
+            OpsKind::UnTracked(prep) => prep.finish(B::conv3d_padded($x.primitive, $weight.primitive, $bias, $slope, $spec)),
         }
     }};
 }
@@ -132,14 +138,19 @@ impl<B: WindowBackend, C: CheckpointStrategy> WindowBackend for Autodiff<B, C> {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: Option<FloatTensor<Self>>,
+        slope: f64,
         spec: &ConvSpec,
     ) -> FloatTensor<Self> {
         match bias {
             Some(bias) => {
-                conv!(x, weight, [x.node.clone(), weight.node.clone(), bias.node.clone()], Some(bias.primitive), spec)
+                conv!(x, weight, [x.node.clone(), weight.node.clone(), bias.node.clone()], Some(bias.primitive), slope, spec)
             }
-            None => conv!(x, weight, [x.node.clone(), weight.node.clone()], None, spec),
+            None => conv!(x, weight, [x.node.clone(), weight.node.clone()], None, slope, spec),
         }
+    }
+
+    fn activation_grad(_: FloatTensor<Self>, _: FloatTensor<Self>, _: f64) -> FloatTensor<Self> {
+        panic!("the gradient of a convolution's activation cannot be differentiated again")
     }
 
     fn conv3d_padded_x_grad(_: &B::Placement, _: FloatTensor<Self>, _: FloatTensor<Self>, _: &ConvSpec) -> FloatTensor<Self> {

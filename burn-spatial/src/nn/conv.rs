@@ -1,11 +1,13 @@
-//! A 3D convolution with asymmetric, periodic, mirrored and replicated padding.
+//! A 3D convolution with asymmetric, periodic, mirrored and replicated padding, and Burn's with an activation.
 
 use burn::config::Config;
 use burn::module::{Initializer, Module, Param};
+use burn::nn::PaddingConfig3d;
+use burn::nn::conv::Conv3d;
 use burn::tensor::backend::Backend;
-use burn::tensor::{Tensor, TensorPrimitive};
+use burn::tensor::{Tensor, TensorPrimitive, activation};
 
-use super::{ConvSpec, PaddingMode, WindowBackend};
+use super::{ConvSpec, PaddingMode, WindowBackend, same_padding};
 
 /// Convolves x `[N, Cin, D, H, W]` with weight `[Cout, Cin / groups, kernel..]` and adds bias `[Cout]`:
 /// `[N, Cout, out..]` with out = floor((in + lo + hi - (kernel - 1) dilation - 1) / stride) + 1.
@@ -14,8 +16,43 @@ use super::{ConvSpec, PaddingMode, WindowBackend};
 /// If the spec does not fit the shapes; see [`SpecError`](super::SpecError).
 pub fn padded_conv3d<B: WindowBackend>(x: Tensor<B, 5>, weight: Tensor<B, 5>, bias: Option<Tensor<B, 1>>, spec: &ConvSpec) -> Tensor<B, 5> {
     spec.window(x.dims(), weight.dims()).unwrap_or_else(|e| panic!("padded_conv3d: {e}"));
+    activated(x, weight, bias, 1.0, spec)
+}
+
+/// Burn's `conv` followed by an activation in the same pass over memory: x -> `leaky_relu(conv(x))` with negative results
+/// times `slope` (1: none, 0: ReLU). x is `[N, Cin, D, H, W]`. For the backward pass the result is kept, but not the sums
+/// before the activation; with a negative slope, where a result does not say their sign, the activation is one of its own.
+/// `Same` padding that is not the same on both sides, which Burn's `forward` refuses, is that of [`same_padding`].
+/// Collective where x is split.
+///
+/// # Panics
+/// If x has other channels than `conv` or is too small for it; see [`SpecError`](super::SpecError).
+pub fn activated_conv3d<B: WindowBackend>(conv: &Conv3d<B>, x: Tensor<B, 5>, slope: f64) -> Tensor<B, 5> {
+    if slope < 0.0 || slope.is_nan() {
+        return activation::leaky_relu(activated_conv3d(conv, x, 1.0), slope);
+    }
+    let [_, _, extents @ ..] = x.dims();
+    let padding = match conv.padding {
+        PaddingConfig3d::Valid => [(0, 0); 3],
+        PaddingConfig3d::Explicit(d, h, w) => [d, h, w].map(|p| (p, p)),
+        // As Burn's, which leaves out the dilation.
+        PaddingConfig3d::Same => std::array::from_fn(|i| same_padding(extents[i], conv.kernel_size[i], conv.stride[i], 1)),
+    };
+    let spec = ConvSpec { stride: conv.stride, padding, dilation: conv.dilation, groups: conv.groups, ..ConvSpec::default() };
+    spec.window(x.dims(), conv.weight.shape().dims()).unwrap_or_else(|e| panic!("activated_conv3d: {e}"));
+    activated(x, conv.weight.val(), conv.bias.as_ref().map(|b| b.val()), slope, &spec)
+}
+
+/// [`WindowBackend::conv3d_padded`] of tensors that fit.
+fn activated<B: WindowBackend>(
+    x: Tensor<B, 5>,
+    weight: Tensor<B, 5>,
+    bias: Option<Tensor<B, 1>>,
+    slope: f64,
+    spec: &ConvSpec,
+) -> Tensor<B, 5> {
     let bias = bias.map(|b| b.into_primitive().tensor());
-    let out = B::conv3d_padded(x.into_primitive().tensor(), weight.into_primitive().tensor(), bias, spec);
+    let out = B::conv3d_padded(x.into_primitive().tensor(), weight.into_primitive().tensor(), bias, slope, spec);
     Tensor::from_primitive(TensorPrimitive::Float(out))
 }
 
@@ -120,5 +157,21 @@ impl<B: Backend> PaddedConv3d<B> {
     {
         let spec = spec(self.stride, self.padding, self.dilation, self.groups);
         padded_conv3d(x, self.weight.val(), self.bias.as_ref().map(|b| b.val()), &spec)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Flex;
+    use burn::nn::conv::Conv3dConfig;
+
+    use super::*;
+
+    #[test]
+    #[should_panic = "activated_conv3d: the input has 3 channels, but the weight is for 2"]
+    fn other_channels_are_refused() {
+        let device = Default::default();
+        let conv = Conv3dConfig::new([2, 4], [3; 3]).init::<Flex>(&device);
+        activated_conv3d(&conv, Tensor::zeros([1, 3, 4, 4, 4], &device), 0.1);
     }
 }

@@ -23,9 +23,13 @@ macro_rules! plain_window_backend {
                 x: FloatTensor<Self>,
                 weight: FloatTensor<Self>,
                 bias: Option<FloatTensor<Self>>,
+                slope: f64,
                 spec: &ConvSpec,
             ) -> FloatTensor<Self> {
-                self::conv3d::<Self>(x, weight, bias, spec)
+                self::conv3d::<Self>(x, weight, bias, slope, spec)
+            }
+            fn activation_grad(y: FloatTensor<Self>, grad: FloatTensor<Self>, slope: f64) -> FloatTensor<Self> {
+                kernels::activation_grad::<Self>(y, grad, slope)
             }
             fn conv3d_padded_x_grad(
                 x: &[usize; 5],
@@ -128,11 +132,20 @@ pub fn fold<B: Backend>(grad: FloatTensor<B>, padding: [(usize, usize); 3], mode
 }
 
 /// See [`WindowBackend::conv3d_padded`](super::WindowBackend::conv3d_padded).
-pub fn conv3d<B: Backend>(x: FloatTensor<B>, weight: FloatTensor<B>, bias: Option<FloatTensor<B>>, spec: &ConvSpec) -> FloatTensor<B> {
+pub fn conv3d<B: Backend>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: Option<FloatTensor<B>>,
+    slope: f64,
+    spec: &ConvSpec,
+) -> FloatTensor<B> {
     let window = conv_window(x.shape().dims(), weight.shape().dims(), spec);
     match spec.mode {
-        PaddingMode::Zeros => kernels::conv3d::<B>(x, weight, bias, &window, spec.groups),
-        mode => kernels::conv3d::<B>(extend::<B>(x, spec.padding, mode), weight, bias, &extended(window, spec), spec.groups),
+        PaddingMode::Zeros => kernels::activated_conv3d::<B>(x, weight, bias, slope, &window, spec.groups),
+        mode => {
+            let x = extend::<B>(x, spec.padding, mode);
+            kernels::activated_conv3d::<B>(x, weight, bias, slope, &extended(window, spec), spec.groups)
+        }
     }
 }
 

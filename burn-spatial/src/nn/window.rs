@@ -319,15 +319,23 @@ pub trait WindowBackend: NormBackend {
     /// The placement of `x`.
     fn placement(x: &FloatTensor<Self>) -> Self::Placement;
 
-    /// Convolution: x `[N, Cin, in..]`, weight `[Cout, Cin / groups, kernel..]`, bias `[Cout]` -> `[N, Cout, out..]`.
+    /// Convolution: x `[N, Cin, in..]`, weight `[Cout, Cin / groups, kernel..]`, bias `[Cout]` -> `[N, Cout, out..]`. Negative
+    /// results are multiplied by `slope`, which is not negative itself: 1 without an activation, 0 for a ReLU, between them
+    /// for a leaky one.
     fn conv3d_padded(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: Option<FloatTensor<Self>>,
+        slope: f64,
         spec: &ConvSpec,
     ) -> FloatTensor<Self>;
 
-    /// The gradient of the convolution's x.
+    /// The gradient before the convolution's activation, from that of its result y: times `slope` where y is negative, as y
+    /// is where the sum was. Where y is 0 (also because so small a product is) a leaky ReLU passes the gradient on, and a
+    /// ReLU, which is slope 0, does not: as Burn's. NaN passes it on.
+    fn activation_grad(y: FloatTensor<Self>, grad: FloatTensor<Self>, slope: f64) -> FloatTensor<Self>;
+
+    /// The gradient of the convolution's x, from the one before its activation, as are those of weight and bias.
     fn conv3d_padded_x_grad(x: &Self::Placement, weight: FloatTensor<Self>, grad: FloatTensor<Self>, spec: &ConvSpec) -> FloatTensor<Self>;
 
     /// The gradient of the convolution's weight.

@@ -36,7 +36,7 @@ macro_rules! convolutions {
                     let x = samples.take(x);
                     samples.wrap(B::$conv(x, weight.into_whole(), bias.map(SpatialTensor::into_whole), options))
                 }
-                None => flat(Self::conv3d_padded(volume(x), volume(weight), bias, &spec(&options)), $n + 2),
+                None => flat(Self::conv3d_padded(volume(x), volume(weight), bias, 1.0, &spec(&options)), $n + 2),
             }
         }
 
@@ -269,7 +269,7 @@ impl<B: Backend> ModuleOps<Self> for Spatial<B> {
         bias: Option<FloatTensor<Self>>,
         options: ConvOptions<3>,
     ) -> FloatTensor<Self> {
-        Self::conv3d_padded(x, weight, bias, &spec(&options))
+        Self::conv3d_padded(x, weight, bias, 1.0, &spec(&options))
     }
 
     fn conv3d_x_backward(

@@ -547,6 +547,7 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: Option<FloatTensor<Self>>,
+        slope: f64,
         spec: &ConvSpec,
     ) -> FloatTensor<Self> {
         let device = x.device().clone();
@@ -560,9 +561,16 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         windowed.in_parts::<B>(&context, x, false, |slabs, part| {
             let done = y.take().expect("put back after every part");
             let (_, block) = slabs[0].clone();
-            y = Some(kernels::conv3d_part::<B>(done, part.at, block, weight.clone(), bias.clone(), &part.window, spec.groups));
+            y = Some(kernels::conv3d_part::<B>(done, part.at, block, weight.clone(), bias.clone(), slope, &part.window, spec.groups));
         });
         SpatialTensor::new(y.expect("put back after every part"), output, device)
+    }
+
+    fn activation_grad(y: FloatTensor<Self>, grad: FloatTensor<Self>, slope: f64) -> FloatTensor<Self> {
+        let (device, layout) = (y.device().clone(), y.layout().clone().with_pending(AxisSet::EMPTY).materialized());
+        let grad = grad.into_layout(&layout).settle().0;
+        let y = y.into_layout(&layout).settle().0;
+        SpatialTensor::new(kernels::activation_grad::<B>(y, grad, slope), layout, device)
     }
 
     fn conv3d_padded_x_grad(x: &Self::Placement, weight: FloatTensor<Self>, grad: FloatTensor<Self>, spec: &ConvSpec) -> FloatTensor<Self> {

@@ -7,9 +7,11 @@ use std::cell::RefCell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+use burn_backend::ElementConversion;
 use rayon::prelude::*;
 
 use super::super::{Window, WindowAxis};
+use super::Activation;
 use super::simd::{Dots, Isa, MAX_VECTORS, Panel, Real, interleave, strided, vectorised};
 
 /// Rows of the packed matrix (channels x taps, or positions) between two updates of the sums: a panel of that many
@@ -506,6 +508,35 @@ fn with_scratch<T: Real, R>(packed: usize, sums: usize, f: impl FnOnce(&mut [T],
     })
 }
 
+vectorised! {
+    /// Writes sums with a bias added, activated.
+    fn finish<T>(sums: &[T], bias: T, activation: Option<Activation<T>>, out: &mut [MaybeUninit<T>]) {
+        let sums = out.iter_mut().zip(sums);
+        match activation {
+            None => sums.for_each(|(out, sum)| *out = MaybeUninit::new(*sum + bias)),
+            Some(activation) => sums.for_each(|(out, sum)| *out = MaybeUninit::new(activation.apply(*sum + bias))),
+        }
+    }
+}
+
+/// What the output of a convolution is made of.
+#[derive(Clone, Copy)]
+pub(crate) struct Operands<'a, T> {
+    pub(crate) x: &'a [T],
+    pub(crate) weight: &'a [T],
+    /// Added to the sums of each output channel.
+    pub(crate) bias: Option<&'a [T]>,
+    /// Factor of what is negative then, see [`Activation`].
+    pub(crate) slope: T,
+}
+
+impl<'a, T: Real> Operands<'a, T> {
+    /// The sums as they are.
+    pub(crate) fn product(x: &'a [T], weight: &'a [T]) -> Operands<'a, T> {
+        Operands { x, weight, bias: None, slope: 1.0.elem() }
+    }
+}
+
 /// A convolution of x `[samples, channels[0], in..]` to `[samples, channels[1], out..]` with a weight
 /// `[channels[1], channels[0] / groups, kernel..]`.
 pub(crate) struct Conv {
@@ -528,11 +559,11 @@ impl Conv {
     }
 
     /// The output.
-    pub(crate) fn forward<T: Real>(&self, x: &[T], weight: &[T], bias: Option<&[T]>) -> Vec<T> {
+    pub(crate) fn forward<T: Real>(&self, operands: Operands<'_, T>) -> Vec<T> {
         let extents = [0, 1, 2].map(|i| self.gather.0[i].count);
         let len = self.samples * self.channels[1] * self.gather.positions();
         let mut out = Vec::with_capacity(len);
-        self.forward_to(x, weight, bias, &mut out.spare_capacity_mut()[..len], extents, [0; 3]);
+        self.forward_to(operands, &mut out.spare_capacity_mut()[..len], extents, [0; 3]);
         // SAFETY: the box is the whole volume, so that every value is written.
         unsafe { out.set_len(len) };
         out
@@ -540,30 +571,14 @@ impl Conv {
 
     /// Writes the output, the product of the weight, as it lies, with packed windows, into volumes of `extents` in `out`,
     /// at `at`. Every value is the same to the bit whichever part of a larger output it is computed with.
-    pub(crate) fn forward_into<T: Real>(
-        &self,
-        x: &[T],
-        weight: &[T],
-        bias: Option<&[T]>,
-        out: &mut [T],
-        extents: [usize; 3],
-        at: [usize; 3],
-    ) {
+    pub(crate) fn forward_into<T: Real>(&self, operands: Operands<'_, T>, out: &mut [T], extents: [usize; 3], at: [usize; 3]) {
         // SAFETY: what is initialised stays so: only values are written.
         let out = unsafe { &mut *(std::ptr::from_mut(out) as *mut [MaybeUninit<T>]) };
-        self.forward_to(x, weight, bias, out, extents, at);
+        self.forward_to(operands, out, extents, at);
     }
 
     /// [`Conv::forward_into`]; every value of the box is written, and nothing else.
-    fn forward_to<T: Real>(
-        &self,
-        x: &[T],
-        weight: &[T],
-        bias: Option<&[T]>,
-        out: &mut [MaybeUninit<T>],
-        extents: [usize; 3],
-        at: [usize; 3],
-    ) {
+    fn forward_to<T: Real>(&self, operands: Operands<'_, T>, out: &mut [MaybeUninit<T>], extents: [usize; 3], at: [usize; 3]) {
         let Conv { isa, samples, channels, groups, ref gather } = *self;
         let [inner, rows] = self.group_channels();
         let (taps, each) = (gather.taps(), gather.positions());
@@ -575,8 +590,10 @@ impl Conv {
             return;
         }
         if let Some(tiles) = Tiles::new(gather, T::lanes(isa), rows) {
-            return self.forward_tiles(&tiles, x, weight, bias, out, extents, at);
+            return self.forward_tiles(&tiles, operands, out, extents, at);
         }
+        let Operands { x, weight, bias, slope } = operands;
+        let activation = Activation::changing(slope);
         let panel = T::panel(isa);
         // How the work is cut depends on the threads, the order of each sum does not.
         let panels = positions.div_ceil(panel).div_ceil(2 * rayon::current_num_threads()).clamp(1, PANELS);
@@ -635,7 +652,7 @@ impl Conv {
                             let from = ((volume * extents[0] + d) * extents[1] + h) * extents[2] + w + at[2];
                             // SAFETY: a task owns its channels and positions, and the box lies in the volume.
                             let out = unsafe { shared.part(from, run.len) };
-                            out.iter_mut().zip(&sums[start + run.column..]).for_each(|(o, s)| *o = MaybeUninit::new(*s + bias));
+                            finish(isa, &sums[start + run.column..], bias, activation, out);
                         }
                     }
                 }
@@ -644,13 +661,10 @@ impl Conv {
     }
 
     /// [`Conv::forward_to`] by tiles. The order of every sum is the same.
-    #[allow(clippy::too_many_arguments)]
     fn forward_tiles<T: Real>(
         &self,
         tiles: &Tiles,
-        x: &[T],
-        weight: &[T],
-        bias: Option<&[T]>,
+        operands: Operands<'_, T>,
         out: &mut [MaybeUninit<T>],
         extents: [usize; 3],
         at: [usize; 3],
@@ -659,7 +673,8 @@ impl Conv {
         let [inner, rows] = self.group_channels();
         let [ad, ah, aw] = &gather.0;
         let (taps, lanes) = (gather.taps(), T::lanes(isa));
-        let x = [Slab::whole(gather, x)];
+        let Operands { x, weight, bias, slope } = operands;
+        let (x, activation) = ([Slab::whole(gather, x)], Activation::changing(slope));
         let depth = inner * taps;
         let [_, tile_rows, pitch] = tiles.extents;
         let each: usize = tiles.counts(gather).iter().product();
@@ -717,7 +732,7 @@ impl Conv {
                         let from = (volume * extents[1] + h + at[1]) * extents[2] + at[2];
                         // SAFETY: a task owns its channels and rows, and the box lies in the volume.
                         let out = unsafe { shared.part(from, aw.count) };
-                        out.iter_mut().zip(sums).for_each(|(o, s)| *o = MaybeUninit::new(*s + bias));
+                        finish(isa, sums, bias, activation, out);
                     }
                 }
             });
@@ -756,7 +771,7 @@ impl Conv {
             return vec![T::default(); len];
         }
         if let Some(turned) = self.turned(T::lanes(isa)) {
-            return turned.forward(grad, &turned_weight(weight, [inner, depth], taps), None);
+            return turned.forward(Operands::product(grad, &turned_weight(weight, [inner, depth], taps)));
         }
         let [ad, ah, aw] = &gather.0;
         let (panel, lanes) = (T::panel(isa), T::lanes(isa));

@@ -7,6 +7,7 @@ use burn_flex::{FlexTensor, Layout};
 use burn_std::Bytes;
 use rayon::prelude::*;
 
+mod activation;
 pub(crate) mod boxes;
 mod broadcast;
 mod conv;
@@ -15,9 +16,10 @@ mod pool;
 mod resample;
 mod simd;
 
+pub(crate) use activation::{Activation, activation_grad};
 pub use broadcast::Arithmetic;
 pub(crate) use broadcast::{Runs, dense};
-pub(crate) use conv::{Conv, Slab};
+pub(crate) use conv::{Conv, Operands, Slab};
 pub(crate) use pool::{Place, average, average_grad, max, max_grad};
 pub(crate) use resample::{resample, resample_grad};
 pub(crate) use simd::{Isa, Real};

@@ -6,7 +6,7 @@ use burn_backend::ElementConversion;
 use rayon::prelude::*;
 
 use super::simd::vectorised;
-use super::{Isa, Real, written};
+use super::{Activation, Isa, Real, written};
 
 /// Elements summed in their own type before they are added up in f64; they stay in the first cache.
 const BLOCK: usize = 1024;
@@ -29,36 +29,32 @@ struct Channel<T> {
     mean: T,
     scale: T,
     shift: T,
-    slope: T,
-    /// Whether 0 counts as negative, as in Burn's ReLU; not in its leaky ReLU.
-    zero: bool,
+    activation: Activation<T>,
 }
 
 impl<T: Real> Channels<'_, T> {
     fn of(&self, plane: usize) -> Channel<T> {
         let c = plane % self.mean.len();
-        Channel { mean: self.mean[c], scale: self.scale[c], shift: self.shift[c], slope: self.slope, zero: self.slope == T::default() }
+        Channel { mean: self.mean[c], scale: self.scale[c], shift: self.shift[c], activation: Activation::new(self.slope) }
     }
 }
 
 impl<T: Real> Channel<T> {
-    /// `x` before the activation, and the activation's factor there.
+    /// What the activation sees.
     #[inline(always)]
-    fn before(self, x: T) -> (T, bool) {
-        let y = (x - self.mean) * self.scale + self.shift;
-        (y, (y < T::default()) | (self.zero & (y == T::default())))
+    fn before(self, x: T) -> T {
+        (x - self.mean) * self.scale + self.shift
     }
 
     #[inline(always)]
     fn apply(self, x: T) -> T {
-        let (y, negative) = self.before(x);
-        if negative { y * self.slope } else { y }
+        self.activation.apply(self.before(x))
     }
 
     /// The gradient before the activation.
     #[inline(always)]
     fn back(self, x: T, grad: T) -> T {
-        if self.before(x).1 { grad * self.slope } else { grad }
+        self.activation.back(self.before(x), grad)
     }
 }
 

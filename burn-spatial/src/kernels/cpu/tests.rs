@@ -129,12 +129,17 @@ fn check_conv<T: Real>(isa: Isa, case: &Case, rng: &mut Rng, tolerance: f64) {
     let own = Conv::new(isa, case.n, [case.cin, case.cout], &case.window, case.groups);
     let (cx, cw, cg) = (cast::<T>(&x), cast::<T>(&w), cast::<T>(&g));
     let what = |part: &str| format!("{part} {isa:?} {case:?}");
-    close(&own.forward(&cx, &cw, Some(&cast(&b))), &y, tolerance, &what("conv"));
+    let cb = cast::<T>(&b);
+    for slope in [1.0, 0.0, 0.25] {
+        let operands = Operands { x: &cx, weight: &cw, bias: Some(&cb), slope: T::from_elem(slope) };
+        let want: Vec<f64> = y.iter().map(|y| if *y < 0.0 { y * slope } else { *y }).collect();
+        close(&own.forward(operands), &want, tolerance, &what(&format!("conv with slope {slope}")));
+    }
     close(&own.data_grad(&cg, &cw), &gx, tolerance, &what("data"));
     close(&own.weight_grad(&cx, &cg), &gw, tolerance, &what("weight"));
     // <conv(x), g> = <x, data_grad(g)> = <w, weight_grad(x, g)>, from the kernels' own values.
     let dot = |a: &[T], b: &[T]| a.iter().zip(b).map(|(a, b)| a.elem::<f64>() * b.elem::<f64>()).sum::<f64>();
-    let forward = dot(&own.forward(&cx, &cw, None), &cg);
+    let forward = dot(&own.forward(Operands::product(&cx, &cw)), &cg);
     let data = dot(&cx, &own.data_grad(&cg, &cw));
     let weight = dot(&cw, &own.weight_grad(&cx, &cg));
     let scale = tolerance * (1.0 + g.len() as f64 * 10.0);
@@ -220,7 +225,8 @@ fn parts_have_the_bits_of_the_whole() {
             let x: Vec<f32> = cast(&rng.values(channels[0] * ins.iter().product::<usize>()));
             let w: Vec<f32> = cast(&rng.values(channels[0] * channels[1] * taps));
             let bias: Vec<f32> = cast(&rng.values(channels[1]));
-            let whole = Conv::new(isa, 1, channels, window, 1).forward(&x, &w, Some(&bias));
+            let operands = Operands { x: &x, weight: &w, bias: Some(&bias), slope: 0.1 };
+            let whole = Conv::new(isa, 1, channels, window, 1).forward(operands);
             let mut out = vec![f32::NAN; whole.len()];
             // Two parts along each axis; those along the width fill whole vectors and a few lanes.
             for part in 0..8 {
@@ -231,7 +237,7 @@ fn parts_have_the_bits_of_the_whole() {
                     WindowAxis { output: range.len(), offset: axis.offset - (range.start * axis.stride) as isize, ..axis }
                 };
                 let own = Conv::new(isa, 1, channels, &[of(0), of(1), of(2)], 1);
-                own.forward_into(&x, &w, Some(&bias), &mut out, outs, [0, 1, 2].map(|i| ranges[i].start));
+                own.forward_into(operands, &mut out, outs, [0, 1, 2].map(|i| ranges[i].start));
             }
             assert!(out == whole, "{isa:?} {window:?}");
         }
@@ -287,7 +293,7 @@ fn results_do_not_depend_on_threads() {
         let run = |threads: usize| {
             rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(|| {
                 let own = Conv::new(Isa::get(), 1, [12, 40], &window, 1);
-                [own.forward(&x, &w, None), own.data_grad(&g, &w), own.weight_grad(&x, &g)]
+                [own.forward(Operands::product(&x, &w)), own.data_grad(&g, &w), own.weight_grad(&x, &g)]
             })
         };
         let one = run(1);
@@ -311,7 +317,15 @@ fn generic_convolutions_equal_the_kernels() {
         let pairs = [
             (
                 super::super::conv3d::<Flex>(x.clone(), w.clone(), Some(bias.clone()), win, groups),
-                generic::conv3d::<Flex>(x.clone(), w.clone(), Some(bias), win, groups),
+                generic::conv3d::<Flex>(x.clone(), w.clone(), Some(bias.clone()), 1.0, win, groups),
+            ),
+            (
+                super::super::activated_conv3d::<Flex>(x.clone(), w.clone(), None, 0.25, win, groups),
+                generic::conv3d::<Flex>(x.clone(), w.clone(), None, 0.25, win, groups),
+            ),
+            (
+                super::super::activated_conv3d::<Flex>(x.clone(), w.clone(), Some(bias.clone()), 0.0, win, groups),
+                generic::conv3d::<Flex>(x.clone(), w.clone(), Some(bias), 0.0, win, groups),
             ),
             (
                 super::super::conv3d_data_grad::<Flex>(g.clone(), w.clone(), win, groups),
@@ -542,6 +556,64 @@ fn norms_equal_plain_loops() {
             let wants = [&middle, &m2, &y, &sum, &dot, &gx].map(Vec::as_slice);
             check::<f32>(inputs, plane, slope, wants, 2e-6);
             check::<f64>(inputs, plane, slope, wants, 1e-14);
+        }
+    }
+}
+
+/// One tap of weight 1 in rows that whole vectors cover and others: every value, zeros, infinities and NaN too, is activated
+/// as by Burn's modules, and so is its gradient.
+#[test]
+fn activations_equal_burns() {
+    use burn_backend::ops::{ActivationOps, FloatTensorOps};
+    fn check<T: Real>(width: usize, slope: f64, rng: &mut Rng) {
+        let special = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0];
+        let mut x = rng.values(3 * width);
+        x.iter_mut().step_by(7).zip(special).for_each(|(x, special)| *x = special);
+        let g = rng.values(x.len());
+        let shape = [1, 1, 1, 3, width];
+        let relu = |t| match slope {
+            1.0 => t,
+            0.0 => Flex::relu(t),
+            slope => Flex::leaky_relu(t, slope.into()),
+        };
+        // Flex's ReLU makes NaN 0, unlike Burn's own body and its leaky ReLU.
+        let want: Vec<f64> = back(relu(flex::<T>(&x, shape))).iter().zip(&x).map(|(y, x)| if x.is_nan() { *x } else { *y }).collect();
+        let negative = |x: f64| x < 0.0 || slope == 0.0 && x == 0.0;
+        let want_grad: Vec<f64> = x.iter().zip(&g).map(|(x, g)| if negative(*x) { g * slope } else { *g }).collect();
+        let same = |got: &[f64], want: &[f64], what: &str| {
+            let equal = got.iter().zip(want).all(|(a, b)| a == b || a.is_nan() && b.is_nan());
+            assert!(got.len() == want.len() && equal, "{what}, slope {slope}, width {width}: {got:?} for {want:?}");
+        };
+        let f64s = |values: &[T]| -> Vec<f64> { values.iter().map(|v| v.elem()).collect() };
+        let axis = |n: usize| WindowAxis { input: n, output: n, kernel: 1, stride: 1, dilation: 1, offset: 0 };
+        for (isa, _) in Isa::available() {
+            let (cx, one, slope) = (cast::<T>(&x), [T::from_elem(1.0)], T::from_elem(slope));
+            let operands = Operands { x: &cx, weight: &one, bias: None, slope };
+            let y = Conv::new(isa, 1, [1, 1], &[axis(1), axis(3), axis(width)], 1).forward(operands);
+            same(&f64s(&y), &want, &format!("{isa:?}"));
+            let mut grad = cast::<T>(&g);
+            activation_grad(isa, &y, &mut grad, slope);
+            same(&f64s(&grad), &want_grad, &format!("gradient on {isa:?}"));
+        }
+        let y = flex::<T>(&want, shape);
+        let generic = generic::activation_grad::<Flex>(y.clone(), flex::<T>(&g, shape), slope);
+        same(&back(generic), &want_grad, "generic gradient");
+        // A gradient that something else holds stays as it is; one of its own is turned in its place.
+        let grad = flex::<T>(&g, shape);
+        same(&back(super::super::activation_grad::<Flex>(y.clone(), grad.clone(), slope)), &want_grad, "gradient");
+        same(&back(grad.clone()), &g, "the gradient before");
+        let place = slice::<T>(&grad).as_ptr();
+        let turned = super::super::activation_grad::<Flex>(y.clone(), grad, slope);
+        assert_eq!(slice::<T>(&turned).as_ptr(), place);
+        let half = |t| Flex::float_cast(t, burn_backend::FloatDType::BF16);
+        let low = super::super::activation_grad::<Flex>(half(y), half(flex::<T>(&g, shape)), slope);
+        close(&back(low), &want_grad, 0.01, "bf16");
+    }
+    let mut rng = Rng(12);
+    for width in [13, 33, 64, 6000] {
+        for slope in [0.0, 0.25, 1.0, 2.0] {
+            check::<f32>(width, slope, &mut rng);
+            check::<f64>(width, slope, &mut rng);
         }
     }
 }
