@@ -315,3 +315,78 @@ impl Queue {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use burn_flex::Flex;
+
+    use super::*;
+    use crate::device::SpatialDevice;
+    use crate::kind::Float;
+    use crate::launch;
+    use crate::mesh::MeshAxis;
+
+    type Gradient = Arc<Deferred<Flex, Float>>;
+
+    /// A share of `n` times `value`, and how often it was computed.
+    fn open(value: f32, n: usize) -> (Gradient, Arc<AtomicUsize>) {
+        let count = Arc::new(AtomicUsize::new(0));
+        let counted = count.clone();
+        let device = Default::default();
+        let share = move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            <Float as Kind<Flex>>::from_data(TensorData::new(vec![value; n], [n]), &device)
+        };
+        let axes = [MeshAxis::Depth].into_iter().collect();
+        (Arc::new(Deferred::open(Box::new(share), Shape::from([n]), DType::F32, axes, device)), count)
+    }
+
+    /// Shares are computed once: where a rank would wait for another, before the next gradient, or when one is read; whichever
+    /// it is, and whether it is the same on all ranks, sums are made in the same order.
+    #[test]
+    fn shares_are_computed_when_there_is_time() {
+        let grid: crate::mesh::Grid = "1x2x1x1".parse().unwrap();
+        let sums = launch::threads(2, |comm| {
+            let rank = comm.rank();
+            let mesh = Mesh::new(comm, grid).map_err(|error| error.to_string())?;
+            let device = SpatialDevice::new(burn_flex::FlexDevice, mesh).map_err(|error| error.to_string())?;
+            let context = device.context();
+            let times = |count: &Arc<AtomicUsize>| count.load(Ordering::Relaxed);
+            // The second has a sum of its own, the others share one.
+            let all = [(1.0, 3), (2.0, BUCKET / 4), (3.0, 5)].map(|(value, n)| open(value + rank as f32, n));
+            for (i, (gradient, count)) in all.iter().enumerate() {
+                context.gradients.push(&context.mesh, gradient.clone()).map_err(|error| error.to_string())?;
+                assert_eq!(times(count), 0, "left to be computed");
+                assert!(all[..i].iter().all(|(_, before)| times(before) == 1), "computed before the next one");
+                if rank == i % 2 {
+                    context.gradients.compute();
+                    context.gradients.compute();
+                    assert_eq!(times(count), 1, "computed while waiting");
+                }
+            }
+            let mut first = Vec::new();
+            for (gradient, count) in &all {
+                let sum = gradient.read(&context).map_err(|error| error.to_string())?;
+                let sum = <Float as Kind<Flex>>::into_data(sum).to_vec::<f32>().unwrap();
+                assert!(sum.iter().all(|x| *x == sum[0]));
+                assert_eq!(times(count), 1);
+                first.push((sum.len(), sum[0]));
+            }
+            Ok::<_, String>(first)
+        });
+        assert_eq!(sums.unwrap(), vec![vec![(3, 3.0), (BUCKET / 4, 5.0), (5, 7.0)]; 2]);
+    }
+
+    /// An operation that keeps a sum pending takes the share, which is computed for it.
+    #[test]
+    fn a_share_is_computed_for_who_takes_it() {
+        let (gradient, count) = open(4.0, 2);
+        for _ in 0..2 {
+            let share = <Float as Kind<Flex>>::into_data(gradient.partial().unwrap());
+            assert_eq!(share.to_vec::<f32>().unwrap(), [4.0; 2]);
+        }
+        assert_eq!(count.load(Ordering::Relaxed), 1);
+    }
+}

@@ -122,13 +122,7 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
     }
 
     /// A sum over ranks of shares that each computes when there is time; at once if it has no others to wait for.
-    pub(crate) fn open(
-        share: Compute<K::Primitive>,
-        shape: Shape,
-        dtype: DType,
-        over: AxisSet,
-        device: SpatialDevice<B::Device>,
-    ) -> Self {
+    pub(crate) fn open(share: Compute<K::Primitive>, shape: Shape, dtype: DType, over: AxisSet, device: SpatialDevice<B::Device>) -> Self {
         let context = device.context();
         let layout = Layout::full(&shape).with_pending(context.mesh.effective(over));
         if layout.pending.is_empty() {

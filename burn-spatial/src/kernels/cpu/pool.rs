@@ -274,14 +274,7 @@ vectorised! {
 
 /// x `[planes, in..]` in boxes -> means, written into `out` `[planes, extents..]`. Every value of the box is written, and
 /// nothing else.
-pub(crate) fn average<T: Real>(
-    isa: Isa,
-    x: &[Slab<'_, T>],
-    window: &Window,
-    count: Count,
-    out: &mut [MaybeUninit<T>],
-    place: Place,
-) {
+pub(crate) fn average<T: Real>(isa: Isa, x: &[Slab<'_, T>], window: &Window, count: Count, out: &mut [MaybeUninit<T>], place: Place) {
     assert!(place.fits(window, out.len()));
     if out.is_empty() {
         return;

@@ -360,7 +360,8 @@ fn boxes<T: Real>(x: &[T], [d, h, w]: [usize; 3]) -> Vec<([Range<usize>; 2], Vec
     let (plane, row) = (d / 2, h / 2);
     let all = [[0..plane, 0..h], [plane..d, 0..row], [plane..d, row..h]];
     let values = |[planes, rows]: &[Range<usize>; 2]| {
-        let lines = x.chunks_exact(d * h * w).flat_map(|x| planes.clone().flat_map(move |d| rows.clone().map(move |h_at| (x, d * h + h_at))));
+        let lines =
+            x.chunks_exact(d * h * w).flat_map(|x| planes.clone().flat_map(move |d| rows.clone().map(move |h_at| (x, d * h + h_at))));
         lines.flat_map(|(x, line)| x[line * w..(line + 1) * w].to_vec()).collect()
     };
     all.into_iter().filter(|at| at.iter().all(|range| !range.is_empty())).map(|at| (at.clone(), values(&at))).collect()
