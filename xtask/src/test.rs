@@ -130,6 +130,9 @@ impl Suite<'_> {
             command.env("BURN_SPATIAL_NODE_MEMORY", mib);
             count.add(self.listed(command, &format!("mpi_comm on 4 ranks with {mib} MiB in common"))?);
         }
+        let mut command = self.mpirun(4, "mpi_comm");
+        command.env("BURN_SPATIAL_NODE_MEMORY", "0").env("BURN_SPATIAL_PROGRESS", "0");
+        count.add(self.listed(command, "mpi_comm on 4 ranks whose messages wait for their calls")?);
         Ok(count)
     }
 

@@ -13,7 +13,9 @@
 //! by all from the same numbers: the same bits everywhere, and the same as with [`super::threads`].
 //!
 //! **Progress.** MPI moves data while some call is made. Each test or wait of any request drives every operation
-//! under way in this process, so that a rank which waits for one thing still does its part of another.
+//! under way in this process, so that a rank which waits for one thing still does its part of another. Where messages go
+//! through MPI, because there are other nodes or no memory is shared, a thread of its own does so every [`PERIOD`] while the
+//! rank computes (`BURN_SPATIAL_PROGRESS`: 0 for no such thread, 1 for one in any case); it sleeps while nothing is under way.
 //!
 //! **Dropped requests.** The engine owns every operation and its buffers until it is done; a request is a handle.
 //! Dropping one therefore neither blocks nor panics nor frees memory MPI still writes to; the operation goes on with
@@ -39,7 +41,8 @@ use std::io::Write;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use burn_std::{BoolStore, DType};
@@ -61,6 +64,9 @@ const INLINE: usize = 4000;
 /// Bytes of the header: kind, type, operation, whether the signature has a length; from byte 4 the tag of the rest,
 /// from 8 that length, from 16 the payload's, from 24 one more than the payload's place in the node's memory.
 const HEADER: usize = 32;
+
+/// How long the thread that drives messages sleeps between two looks: at less than a percent of the rank's time.
+const PERIOD: Duration = Duration::from_micros(500);
 
 /// A part of the node's memory starts at a multiple of this.
 const PAGE: usize = 4096;
@@ -137,7 +143,13 @@ pub fn init() -> Result<Comm, InitError> {
         cap: cap as usize,
         timeout: timeout_from_env(),
         active: Mutex::default(),
+        submitted: Condvar::new(),
+        driver: Mutex::default(),
     });
+    let through_mpi = (0..size).any(|peer| !engine.node.as_ref().is_some_and(|node| node.holds(peer)));
+    if env_number("BURN_SPATIAL_PROGRESS").map_or(size > 1 && through_mpi, |wanted| wanted > 0) {
+        Engine::start_driver(&engine);
+    }
     let group = Group::new(&engine, duplicate(rank, raw)?, (0..size).collect())?;
     if ENGINE.set(engine).is_err() {
         return Err(InitError::Twice);
@@ -150,11 +162,12 @@ pub fn init() -> Result<Comm, InitError> {
 pub fn finalize(world: &Comm) -> Result<(), CommError> {
     world.barrier()?;
     let Some(engine) = ENGINE.get() else { return Ok(()) };
+    engine.end_driver();
     let start = Instant::now();
     while !engine.drive() && start.elapsed() < Duration::from_secs(2) {
         std::thread::yield_now();
     }
-    for slot in lock(&engine.active).drain(..) {
+    for slot in lock(&engine.active).slots.drain(..) {
         lock(&slot).op.abandon();
         leak(slot);
     }
@@ -322,21 +335,65 @@ struct Engine {
     /// Bytes of the longest message.
     cap: usize,
     timeout: Option<Duration>,
-    active: Mutex<Vec<SharedSlot>>,
+    active: Mutex<Active>,
+    /// Wakes the driver.
+    submitted: Condvar,
+    driver: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct Active {
+    slots: Vec<SharedSlot>,
+    /// No more is to be driven beside the rank's own calls.
+    ended: bool,
 }
 
 impl Engine {
+    /// Starts the thread that drives messages while the rank computes. Without it they wait for the rank's calls.
+    fn start_driver(engine: &Arc<Engine>) {
+        let driven = engine.clone();
+        match std::thread::Builder::new().name("messages".into()).spawn(move || driven.keep_driving()) {
+            Ok(driver) => *lock(&engine.driver) = Some(driver),
+            Err(cause) => tracing::warn!("no thread for the progress of messages, which make it in the rank's calls alone: {cause}"),
+        }
+    }
+
+    fn keep_driving(&self) {
+        loop {
+            let mut active = lock(&self.active);
+            while active.slots.is_empty() && !active.ended {
+                active = self.submitted.wait(active).unwrap_or_else(PoisonError::into_inner);
+            }
+            if active.ended {
+                return;
+            }
+            drop(active);
+            self.drive();
+            std::thread::sleep(PERIOD);
+        }
+    }
+
+    fn end_driver(&self) {
+        lock(&self.active).ended = true;
+        self.submitted.notify_all();
+        if let Some(driver) = lock(&self.driver).take() {
+            // A panic of it has been printed, and nothing depends on the thread.
+            let _ = driver.join();
+        }
+    }
+
     /// Takes over an operation that has been started.
     fn submit<T: Operation + 'static>(&self, op: T) -> Arc<Mutex<Slot<T>>> {
         let slot = Arc::new(Mutex::new(Slot { state: Progress::Pending, op }));
-        lock(&self.active).push(slot.clone());
+        lock(&self.active).slots.push(slot.clone());
+        self.submitted.notify_one();
         slot
     }
 
     /// Lets every operation under way go on, and says whether none is left. A slot in use is being driven already.
     fn drive(&self) -> bool {
         let Ok(mut active) = self.active.try_lock() else { return false };
-        active.retain(|slot| {
+        active.slots.retain(|slot| {
             let Ok(mut held) = slot.try_lock() else { return true };
             held.poll();
             if let Progress::Failed(_) = held.state {
@@ -345,7 +402,7 @@ impl Engine {
             }
             matches!(held.state, Progress::Pending)
         });
-        active.is_empty()
+        active.slots.is_empty()
     }
 
     /// Waits for an operation. One that fails or is late stays with the engine.

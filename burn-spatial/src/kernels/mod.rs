@@ -311,26 +311,44 @@ pub fn activated_conv3d<B: Backend>(
 ) -> FloatTensor<B> {
     let shape = with_extents(x.shape()[0], weight.shape()[0], outputs(window));
     let out = unwritten::<B>(shape.into(), &B::float_device(&x), x.dtype());
-    conv3d_part::<B>(out, [0; 3], x, weight, bias, slope, window, groups)
+    conv3d_part::<B>(out, [0; 3], &[whole_slab::<B>(x)], &Filter { weight, bias, slope, groups }, window)
+}
+
+/// What a convolution does with the windows it reads.
+pub(crate) struct Filter<B: Backend> {
+    /// `[Cout, Cin / groups, kernel..]`.
+    pub weight: FloatTensor<B>,
+    /// `[Cout]`.
+    pub bias: Option<FloatTensor<B>>,
+    /// Factor of negative results.
+    pub slope: f64,
+    /// Independent groups of channels.
+    pub groups: usize,
+}
+
+impl<B: Backend> Filter<B> {
+    /// Whether [`conv3d_part`] reads a block of this type in several boxes.
+    pub fn reads_slabs(&self, dtype: DType, window: &Window) -> bool {
+        let conv = || cpu::Conv::new(cpu::Isa::get(), 1, [1; 2], window, 1);
+        reads_slabs::<B>(dtype) && if dtype == DType::F64 { conv().reads_slabs::<f64>() } else { conv().reads_slabs::<f32>() }
+    }
 }
 
 /// [`activated_conv3d`] of a part of the output: writes it into `out` `[N, Cout, ..]` at voxel `at`. The values are those of
-/// the whole to the bit.
-#[allow(clippy::too_many_arguments)]
-pub fn conv3d_part<B: Backend>(
+/// the whole to the bit. x is in boxes.
+pub(crate) fn conv3d_part<B: Backend>(
     out: FloatTensor<B>,
     at: [usize; 3],
-    x: FloatTensor<B>,
-    weight: FloatTensor<B>,
-    bias: Option<FloatTensor<B>>,
-    slope: f64,
+    x: &[Slab<B>],
+    filter: &Filter<B>,
     window: &Window,
-    groups: usize,
 ) -> FloatTensor<B> {
     timed!(KERNEL, "conv3d");
+    let Filter { weight, bias, slope, groups } = filter;
+    let boxes = flex_slabs::<B>(x).filter(|boxes| boxes[0].dtype() == weight.dtype());
     let flex_bias = bias.as_ref().map(flex);
-    let (Some((fx, fw)), Some(fb), Some(_)) = (flex_pair(&x, &weight), flex_bias.map_or(Some(None), |b| b.map(Some)), flex(&out)) else {
-        let part = generic::conv3d::<B>(x, weight, bias, slope, window, groups);
+    let (Some(boxes), Some(fw), Some(fb), Some(_)) = (boxes, flex(weight), flex_bias.map_or(Some(None), |b| b.map(Some)), flex(&out)) else {
+        let part = generic::conv3d::<B>(only::<B>(x), weight.clone(), bias.clone(), *slope, window, *groups);
         if part.shape() == out.shape() {
             return part;
         }
@@ -339,10 +357,10 @@ pub fn conv3d_part<B: Backend>(
     };
     let mut out = recast::<_, FlexTensor>(out);
     let [n, cout, d, h, w] = out.shape().dims();
-    let own = cpu::Conv::new(cpu::Isa::get(), n, [x.shape()[1], cout], window, groups);
-    typed!(fx, T => {
-        let bias = fb.as_ref().map(cpu::slice::<T>);
-        let operands = cpu::Operands { x: cpu::slice::<T>(&fx), weight: cpu::slice(&fw), bias, slope: slope as T };
+    let own = cpu::Conv::new(cpu::Isa::get(), n, [boxes[0].shape()[1], cout], window, *groups);
+    typed!(fw, T => {
+        let (x, bias) = (cpu_slabs::<B, T>(x, &boxes), fb.as_ref().map(cpu::slice::<T>));
+        let operands = cpu::Operands { x: &x, weight: cpu::slice(&fw), bias, slope: *slope as T };
         own.forward_into(operands, out.storage_mut::<T>(), [d, h, w], at);
     });
     primitive(out)

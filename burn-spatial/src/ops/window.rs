@@ -14,7 +14,7 @@ use crate::Spatial;
 use crate::device::{RankContext, SpatialDevice};
 use crate::gradients::Compute;
 use crate::halo::{AxisNeed, AxisWindow, Exchange, Piece, Plan, Region, WindowPlan, assemble, exchange_add, scaled, slices};
-use crate::kernels::{self, Count, Slab, Taps, Window, whole_slab};
+use crate::kernels::{self, Count, Filter, Slab, Taps, Window, whole_slab};
 use crate::kind::{Float, Int, Kind};
 use crate::layout::{Axis, Layout, Storage};
 use crate::mesh::AxisSet;
@@ -231,7 +231,7 @@ impl Windowed {
             (Some(received), _) => received,
             (None, None) => unreachable!("received, or on its way"),
         };
-        if let Some(block) = self.halo.slabs::<B>(&own, &received).filter(|_| slabs && kernels::reads_slabs::<B>(own.dtype())) {
+        if let Some(block) = self.halo.slabs::<B>(&own, &received).filter(|_| slabs) {
             far.iter().for_each(|part| compute(&block, &part.on_block(&self.local)));
             return;
         }
@@ -243,6 +243,20 @@ impl Windowed {
             };
             compute(&[whole_slab::<B>(self.halo.block::<B>(&own, &received, &wanted, device.inner_device()))], &part);
         }
+    }
+
+    /// The convolution of `x`. Collective.
+    fn convolve<B: Backend>(&self, context: &RankContext, x: Tensor<B>, filter: &Filter<B>) -> Tensor<B> {
+        let device = x.device().clone();
+        let output = self.output(filter.weight.shape()[0]);
+        let shape = output.local_shape(context.mesh.coords());
+        let mut y = Some(kernels::unwritten::<B>(shape, device.inner_device(), x.dtype()));
+        let slabs = filter.reads_slabs(x.dtype(), &self.local);
+        self.in_parts::<B>(context, x, slabs, |block, part| {
+            let done = y.take().expect("put back after every part");
+            y = Some(kernels::conv3d_part::<B>(done, part.at, block, filter, &part.window));
+        });
+        SpatialTensor::new(y.expect("put back after every part"), output, device)
     }
 
     /// The gradient of the input from that of the output: `compute` gives what the outputs of a
@@ -373,10 +387,10 @@ impl Pool {
         let device = x.device().clone();
         let context = device.context();
         let (windowed, _) = self.on(&context, x.layout());
-        let shape = windowed.halo.output.local_shape(context.mesh.coords());
-        let y = kernels::unwritten::<B>(shape.clone(), device.inner_device(), x.dtype());
+        let (shape, dtype) = (windowed.halo.output.local_shape(context.mesh.coords()), x.dtype());
+        let y = kernels::unwritten::<B>(shape.clone(), device.inner_device(), dtype);
         let mut done = Some((y, kernels::unwritten_positions::<B>(shape, device.inner_device())));
-        windowed.in_parts::<B>(&context, x, true, |slabs, part| {
+        windowed.in_parts::<B>(&context, x, kernels::reads_slabs::<B>(dtype), |slabs, part| {
             let origin = std::array::from_fn(|i| windowed.origin[i] + part.input[i].start as isize);
             let out = done.take().expect("put back after every part");
             done = Some(kernels::max_pool3d_part::<B>(out, part.at, slabs, &part.window, origin, windowed.volume));
@@ -403,9 +417,9 @@ impl Pool {
         let device = x.device().clone();
         let context = device.context();
         let (windowed, count) = self.on(&context, x.layout());
-        let shape = windowed.halo.output.local_shape(context.mesh.coords());
-        let mut y = Some(kernels::unwritten::<B>(shape, device.inner_device(), x.dtype()));
-        windowed.in_parts::<B>(&context, x, true, |slabs, part| {
+        let (shape, dtype) = (windowed.halo.output.local_shape(context.mesh.coords()), x.dtype());
+        let mut y = Some(kernels::unwritten::<B>(shape, device.inner_device(), dtype));
+        windowed.in_parts::<B>(&context, x, kernels::reads_slabs::<B>(dtype), |slabs, part| {
             let starts = std::array::from_fn(|i| part.input[i].start);
             let done = y.take().expect("put back after every part");
             y = Some(kernels::avg_pool3d_part::<B>(done, part.at, slabs, &part.window, count.from(starts)));
@@ -511,9 +525,7 @@ impl Transposed {
         let device = grad.device().clone();
         let context = device.context();
         let windowed = self.on(&context, x);
-        let block = windowed.halo.gather(&context, grad);
-        let out = kernels::conv3d::<B>(block, weight.into_whole(), None, &windowed.local, self.groups);
-        SpatialTensor::new(out, windowed.halo.output, device)
+        windowed.convolve(&context, grad, &Filter { weight: weight.into_whole(), bias: None, slope: 1.0, groups: self.groups })
     }
 
     /// This rank's share of the gradient of the weight. Collective.
@@ -555,15 +567,7 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         let weight_dims = dims(&weight.shape());
         let windowed = Windowed::over(&context, x.layout(), conv_windows(spec, &x.shape(), weight_dims));
         let (weight, bias) = (weight.into_whole(), bias.map(SpatialTensor::into_whole));
-        let output = windowed.output(weight_dims[0]);
-        let shape = output.local_shape(context.mesh.coords());
-        let mut y = Some(kernels::unwritten::<B>(shape, device.inner_device(), x.dtype()));
-        windowed.in_parts::<B>(&context, x, false, |slabs, part| {
-            let done = y.take().expect("put back after every part");
-            let (_, block) = slabs[0].clone();
-            y = Some(kernels::conv3d_part::<B>(done, part.at, block, weight.clone(), bias.clone(), slope, &part.window, spec.groups));
-        });
-        SpatialTensor::new(y.expect("put back after every part"), output, device)
+        windowed.convolve(&context, x, &Filter { weight, bias, slope, groups: spec.groups })
     }
 
     fn activation_grad(y: FloatTensor<Self>, grad: FloatTensor<Self>, slope: f64) -> FloatTensor<Self> {

@@ -522,7 +522,8 @@ vectorised! {
 /// What the output of a convolution is made of.
 #[derive(Clone, Copy)]
 pub(crate) struct Operands<'a, T> {
-    pub(crate) x: &'a [T],
+    /// Boxes that make up x. Several only where [`Conv::reads_slabs`].
+    pub(crate) x: &'a [Slab<'a, T>],
     pub(crate) weight: &'a [T],
     /// Added to the sums of each output channel.
     pub(crate) bias: Option<&'a [T]>,
@@ -532,7 +533,7 @@ pub(crate) struct Operands<'a, T> {
 
 impl<'a, T: Real> Operands<'a, T> {
     /// The sums as they are.
-    pub(crate) fn product(x: &'a [T], weight: &'a [T]) -> Operands<'a, T> {
+    pub(crate) fn product(x: &'a [Slab<'a, T>], weight: &'a [T]) -> Operands<'a, T> {
         Operands { x, weight, bias: None, slope: 1.0.elem() }
     }
 }
@@ -556,6 +557,16 @@ impl Conv {
     /// Input and output channels of a group.
     fn group_channels(&self) -> [usize; 2] {
         self.channels.map(|c| c / self.groups)
+    }
+
+    /// All of `x` as a box.
+    pub(crate) fn whole<'a, T>(&self, x: &'a [T]) -> Slab<'a, T> {
+        Slab::whole(&self.gather, x)
+    }
+
+    /// Whether [`Conv::forward_into`] reads x in several boxes.
+    pub(crate) fn reads_slabs<T: Real>(&self) -> bool {
+        Tiles::fit(&self.gather, T::lanes(self.isa))
     }
 
     /// The output.
@@ -592,7 +603,9 @@ impl Conv {
         if let Some(tiles) = Tiles::new(gather, T::lanes(isa), rows) {
             return self.forward_tiles(&tiles, operands, out, extents, at);
         }
-        let Operands { x, weight, bias, slope } = operands;
+        let Operands { x: &[Slab { values: x, .. }], weight, bias, slope } = operands else {
+            unreachable!("short rows are read from a block in one");
+        };
         let activation = Activation::changing(slope);
         let panel = T::panel(isa);
         // How the work is cut depends on the threads, the order of each sum does not.
@@ -674,7 +687,7 @@ impl Conv {
         let [ad, ah, aw] = &gather.0;
         let (taps, lanes) = (gather.taps(), T::lanes(isa));
         let Operands { x, weight, bias, slope } = operands;
-        let (x, activation) = ([Slab::whole(gather, x)], Activation::changing(slope));
+        let activation = Activation::changing(slope);
         let depth = inner * taps;
         let [_, tile_rows, pitch] = tiles.extents;
         let each: usize = tiles.counts(gather).iter().product();
@@ -701,7 +714,7 @@ impl Conv {
                 for c in (0..inner).step_by(block) {
                     let c_end = (c + block).min(inner);
                     for (packed, c) in packed.chunks_exact_mut(tiles.elements()).zip(c..c_end) {
-                        pack_tile(isa, tiles, gather, &x, sample * channels[0] + group * inner + c, &outputs, packed);
+                        pack_tile(isa, tiles, gather, x, sample * channels[0] + group * inner + c, &outputs, packed);
                     }
                     let a = &weight[(group * rows + m.start) * depth + c * taps..];
                     debug_assert!(a.len() >= (m.len() - 1) * depth + (c_end - c) * taps);
@@ -771,7 +784,7 @@ impl Conv {
             return vec![T::default(); len];
         }
         if let Some(turned) = self.turned(T::lanes(isa)) {
-            return turned.forward(Operands::product(grad, &turned_weight(weight, [inner, depth], taps)));
+            return turned.forward(Operands::product(&[turned.whole(grad)], &turned_weight(weight, [inner, depth], taps)));
         }
         let [ad, ah, aw] = &gather.0;
         let (panel, lanes) = (T::panel(isa), T::lanes(isa));
@@ -856,7 +869,7 @@ impl Conv {
             return vec![T::default(); size];
         }
         if let Some(tiles) = Tiles::whole_rows(gather, T::lanes(isa)) {
-            return self.weight_grad_tiles(&tiles, &[Slab::whole(gather, x)], grad);
+            return self.weight_grad_tiles(&tiles, &[self.whole(x)], grad);
         }
         if positions >= DEPTH {
             return self.weight_grad_dots(x, grad);

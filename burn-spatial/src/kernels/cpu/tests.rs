@@ -130,16 +130,19 @@ fn check_conv<T: Real>(isa: Isa, case: &Case, rng: &mut Rng, tolerance: f64) {
     let (cx, cw, cg) = (cast::<T>(&x), cast::<T>(&w), cast::<T>(&g));
     let what = |part: &str| format!("{part} {isa:?} {case:?}");
     let cb = cast::<T>(&b);
+    let boxes = if own.reads_slabs::<T>() { boxes(&cx, inputs(&case.window)) } else { vec![] };
     for slope in [1.0, 0.0, 0.25] {
-        let operands = Operands { x: &cx, weight: &cw, bias: Some(&cb), slope: T::from_elem(slope) };
+        let of = |x: &[Slab<'_, T>]| own.forward(Operands { x, weight: &cw, bias: Some(&cb), slope: T::from_elem(slope) });
         let want: Vec<f64> = y.iter().map(|y| if *y < 0.0 { y * slope } else { *y }).collect();
-        close(&own.forward(operands), &want, tolerance, &what(&format!("conv with slope {slope}")));
+        let got = of(&[own.whole(&cx)]);
+        close(&got, &want, tolerance, &what(&format!("conv with slope {slope}")));
+        assert!(boxes.is_empty() || of(&slabs(&boxes)) == got, "{}", what("boxes"));
     }
     close(&own.data_grad(&cg, &cw), &gx, tolerance, &what("data"));
     close(&own.weight_grad(&cx, &cg), &gw, tolerance, &what("weight"));
     // <conv(x), g> = <x, data_grad(g)> = <w, weight_grad(x, g)>, from the kernels' own values.
     let dot = |a: &[T], b: &[T]| a.iter().zip(b).map(|(a, b)| a.elem::<f64>() * b.elem::<f64>()).sum::<f64>();
-    let forward = dot(&own.forward(Operands::product(&cx, &cw)), &cg);
+    let forward = dot(&own.forward(Operands::product(&[own.whole(&cx)], &cw)), &cg);
     let data = dot(&cx, &own.data_grad(&cg, &cw));
     let weight = dot(&cw, &own.weight_grad(&cx, &cg));
     let scale = tolerance * (1.0 + g.len() as f64 * 10.0);
@@ -225,8 +228,10 @@ fn parts_have_the_bits_of_the_whole() {
             let x: Vec<f32> = cast(&rng.values(channels[0] * ins.iter().product::<usize>()));
             let w: Vec<f32> = cast(&rng.values(channels[0] * channels[1] * taps));
             let bias: Vec<f32> = cast(&rng.values(channels[1]));
-            let operands = Operands { x: &x, weight: &w, bias: Some(&bias), slope: 0.1 };
-            let whole = Conv::new(isa, 1, channels, window, 1).forward(operands);
+            let own = Conv::new(isa, 1, channels, window, 1);
+            let slab = [own.whole(&x)];
+            let operands = Operands { x: &slab, weight: &w, bias: Some(&bias), slope: 0.1 };
+            let whole = own.forward(operands);
             let mut out = vec![f32::NAN; whole.len()];
             // Two parts along each axis; those along the width fill whole vectors and a few lanes.
             for part in 0..8 {
@@ -293,7 +298,7 @@ fn results_do_not_depend_on_threads() {
         let run = |threads: usize| {
             rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(|| {
                 let own = Conv::new(Isa::get(), 1, [12, 40], &window, 1);
-                [own.forward(Operands::product(&x, &w)), own.data_grad(&g, &w), own.weight_grad(&x, &g)]
+                [own.forward(Operands::product(&[own.whole(&x)], &w)), own.data_grad(&g, &w), own.weight_grad(&x, &g)]
             })
         };
         let one = run(1);
@@ -589,8 +594,8 @@ fn activations_equal_burns() {
         let axis = |n: usize| WindowAxis { input: n, output: n, kernel: 1, stride: 1, dilation: 1, offset: 0 };
         for (isa, _) in Isa::available() {
             let (cx, one, slope) = (cast::<T>(&x), [T::from_elem(1.0)], T::from_elem(slope));
-            let operands = Operands { x: &cx, weight: &one, bias: None, slope };
-            let y = Conv::new(isa, 1, [1, 1], &[axis(1), axis(3), axis(width)], 1).forward(operands);
+            let own = Conv::new(isa, 1, [1, 1], &[axis(1), axis(3), axis(width)], 1);
+            let y = own.forward(Operands { x: &[own.whole(&cx)], weight: &one, bias: None, slope });
             same(&f64s(&y), &want, &format!("{isa:?}"));
             let mut grad = cast::<T>(&g);
             activation_grad(isa, &y, &mut grad, slope);
