@@ -347,7 +347,8 @@ pub(crate) fn conv3d_part<B: Backend>(
     let Filter { weight, bias, slope, groups } = filter;
     let boxes = flex_slabs::<B>(x).filter(|boxes| boxes[0].dtype() == weight.dtype());
     let flex_bias = bias.as_ref().map(flex);
-    let (Some(boxes), Some(fw), Some(fb), Some(_)) = (boxes, flex(weight), flex_bias.map_or(Some(None), |b| b.map(Some)), flex(&out)) else {
+    let (Some(boxes), Some(fw), Some(fb), Some(_)) = (boxes, flex(weight), flex_bias.map_or(Some(None), |b| b.map(Some)), flex(&out))
+    else {
         let part = generic::conv3d::<B>(only::<B>(x), weight.clone(), bias.clone(), *slope, window, *groups);
         if part.shape() == out.shape() {
             return part;
