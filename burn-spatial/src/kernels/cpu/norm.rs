@@ -58,22 +58,20 @@ impl<T: Real> Channel<T> {
     }
 }
 
-/// The sums of what `f` makes of the elements at the same place of `a` and `b`, lanes first.
+/// The sum of what `f` makes of the elements at the same place of `a` and `b`, lanes first.
 #[inline(always)]
-fn sums<T: Real, const N: usize>(a: &[T], b: &[T], f: impl Fn(T, T) -> [T; N]) -> [f64; N] {
-    let mut lanes = [[T::default(); LANES]; N];
+fn sum<T: Real>(a: &[T], b: &[T], f: impl Fn(T, T) -> T) -> f64 {
+    let mut lanes = [T::default(); LANES];
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
     for (a, b) in a.iter().zip(b) {
         for lane in 0..LANES {
-            let values = f(a[lane], b[lane]);
-            (0..N).for_each(|i| lanes[i][lane] += values[i]);
+            lanes[lane] += f(a[lane], b[lane]);
         }
     }
-    for (lane, (a, b)) in a_rest.iter().zip(b_rest).enumerate() {
-        let values = f(*a, *b);
-        (0..N).for_each(|i| lanes[i][lane] += values[i]);
+    for (lane, (a, b)) in lanes.iter_mut().zip(a_rest.iter().zip(b_rest)) {
+        *lane += f(*a, *b);
     }
-    lanes.map(|lanes| lanes.iter().map(|lane| lane.elem::<f64>()).sum())
+    lanes.iter().map(|lane| lane.elem::<f64>()).sum()
 }
 
 /// Count, mean, and sum of squared deviations from it (Chan, Golub and LeVeque, "Updating formulae and a pairwise
@@ -89,11 +87,10 @@ impl Moments {
     #[inline(always)]
     fn of<T: Real>(block: &[T]) -> Moments {
         let n = block.len() as f64;
-        let [sum] = sums(block, block, |x, _| [x]);
-        let mean = sum / n;
+        let mean = sum(block, block, |x, _| x) / n;
         // Deviations from the rounded mean, and what that adds.
         let rounded: T = mean.elem();
-        let [m2] = sums(block, block, |x, _| [(x - rounded) * (x - rounded)]);
+        let m2 = sum(block, block, |x, _| (x - rounded) * (x - rounded));
         let off = mean - rounded.elem::<f64>();
         Moments { n, mean, m2: (m2 - n * off * off).max(0.0) }
     }
@@ -141,12 +138,16 @@ pub(crate) fn norm<T: Real>(isa: Isa, x: &[T], plane: usize, channels: Channels<
 vectorised! {
     fn plane_sums<T>(x: &[T], grad: &[T], channel: Channel<T>) -> [f64; 2] {
         let mut totals = [0.0; 2];
+        // What is chosen by the activation first: in one loop with the sums neither would become vectors.
+        let mut backs = [T::default(); BLOCK];
         for (x, grad) in x.chunks(BLOCK).zip(grad.chunks(BLOCK)) {
-            let [sum, dot] = sums(x, grad, |x, grad| {
-                let back = channel.back(x, grad);
-                [back, back * (x - channel.mean)]
-            });
-            totals = [totals[0] + sum, totals[1] + dot];
+            let backs = &mut backs[..x.len()];
+            for ((back, x), grad) in backs.iter_mut().zip(x).zip(grad) {
+                *back = channel.back(*x, *grad);
+            }
+            let all = sum(backs, backs, |back, _| back);
+            let dot = sum(x, backs, |x, back| back * (x - channel.mean));
+            totals = [totals[0] + all, totals[1] + dot];
         }
         totals
     }
