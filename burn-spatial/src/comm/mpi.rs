@@ -14,8 +14,9 @@
 //!
 //! **Progress.** MPI moves data while some call is made. Each test or wait of any request drives every operation
 //! under way in this process, so that a rank which waits for one thing still does its part of another. Where messages go
-//! through MPI, because there are other nodes or no memory is shared, a thread of its own does so every [`PERIOD`] while the
-//! rank computes (`BURN_SPATIAL_PROGRESS`: 0 for no such thread, 1 for one in any case); it sleeps while nothing is under way.
+//! through MPI, because there are other nodes or no memory is shared, a thread of its own does so every half millisecond while
+//! the rank computes (`BURN_SPATIAL_PROGRESS`: 0 for no such thread, 1 for one in any case); it sleeps while nothing is under
+//! way.
 //!
 //! **Dropped requests.** The engine owns every operation and its buffers until it is done; a request is a handle.
 //! Dropping one therefore neither blocks nor panics nor frees memory MPI still writes to; the operation goes on with
