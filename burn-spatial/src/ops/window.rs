@@ -27,6 +27,9 @@ pub(super) type Tensor<B> = SpatialTensor<B, Float>;
 /// Messages are driven so many times while the shard's own outputs are computed.
 const PIECES: usize = 4;
 
+/// A share of a weight's gradient is computed at once where more bytes would be kept for it.
+const HELD: usize = 32 << 20;
+
 /// Two volumes of which one is computed from blocks of the other.
 struct Halo {
     /// How the volume lies of which blocks are needed.
@@ -293,6 +296,7 @@ impl Windowed {
         let (own, received) = self.halo.parts(context, input);
         let output = output.into_layout(&layout).settle().0;
         let (over, dtype) = (layout.split_over(), output.dtype());
+        let held = (self.halo.plan.needed().elements() + output.shape().num_elements()) * dtype.size();
         let compute = move || {
             let slabs = self.halo.slabs::<B>(&own, &received);
             let share = slabs.and_then(|input| kernels::conv3d_weight_grad_of_slabs::<B>(&input, &output, weight, &self.local, groups));
@@ -301,7 +305,7 @@ impl Windowed {
                 kernels::conv3d_weight_grad::<B>(block, output, weight, &self.local, groups)
             })
         };
-        Share { compute: Box::new(compute), dtype, over }
+        Share { compute: Box::new(compute), dtype, over, held }
     }
 
     /// The output's layout with `channels`.
@@ -464,22 +468,29 @@ pub(super) struct Share<B: Backend> {
     dtype: DType,
     /// The mesh axes over which shares are summed.
     over: AxisSet,
+    /// Bytes that are kept until it is computed.
+    held: usize,
 }
 
 impl<B: Backend> Share<B> {
     pub fn computed(share: FloatTensor<B>, over: AxisSet) -> Share<B> {
         let dtype = share.dtype();
-        Share { compute: Box::new(move || share), dtype, over }
+        Share { compute: Box::new(move || share), dtype, over, held: 0 }
     }
 
     /// The gradient of the parameter of `shape`, on its way to the gradient engine.
     pub fn gradient(self, shape: Shape, device: SpatialDevice<B::Device>) -> Tensor<B> {
-        let Share { compute, dtype, over } = self;
+        let Share { compute, dtype, over, held } = self;
+        let context = device.context();
         let share = {
             let shape = shape.clone();
             move || B::float_reshape(compute(), shape)
         };
-        SpatialTensor::open(Box::new(share), shape, dtype, over, device).gradient()
+        let gradient = SpatialTensor::open(Box::new(share), shape, dtype, over, device).gradient();
+        if held > HELD {
+            context.gradients.compute();
+        }
+        gradient
     }
 }
 
