@@ -61,11 +61,10 @@ impl<B: Backend, K: Kind<B>> Deferred<B, K> {
     /// The state, after this rank's share was computed.
     fn state(&self) -> MutexGuard<'_, State<K::Primitive>> {
         let mut state = self.locked();
-        if let State::Open(_) = *state
-            && let State::Open(compute) = std::mem::replace(&mut *state, State::Sent)
-        {
-            *state = State::Partial(compute());
-        }
+        *state = match std::mem::replace(&mut *state, State::Sent) {
+            State::Open(compute) => State::Partial(compute()),
+            computed => computed,
+        };
         state
     }
 

@@ -17,6 +17,8 @@ pub trait Kind<B: Backend>: Clone + Copy + Debug + Send + Sync + 'static {
     fn from_data(data: TensorData, device: &B::Device) -> Self::Primitive;
     /// To data on the host; waits for the device.
     fn into_data(tensor: Self::Primitive) -> TensorData;
+    /// Of any values.
+    fn empty(shape: Shape, device: &B::Device, dtype: DType) -> Self::Primitive;
     /// Zeros (false).
     fn zeros(shape: Shape, device: &B::Device, dtype: DType) -> Self::Primitive;
     /// Same elements, other shape.
@@ -70,7 +72,7 @@ pub struct Int;
 pub struct Bool;
 
 macro_rules! kind {
-    ($kind:ident, $primitive:ident, $from_data:ident, $into_data:ident, $zeros:ident, $reshape:ident, $permute:ident, $expand:ident, $slice:ident, $slice_assign:ident, $cat:ident) => {
+    ($kind:ident, $primitive:ident, $from_data:ident, $into_data:ident, $empty:ident, $zeros:ident, $reshape:ident, $permute:ident, $expand:ident, $slice:ident, $slice_assign:ident, $cat:ident) => {
         impl<B: Backend> Kind<B> for $kind {
             type Primitive = B::$primitive;
 
@@ -79,6 +81,9 @@ macro_rules! kind {
             }
             fn into_data(tensor: Self::Primitive) -> TensorData {
                 burn_std::reader::read_sync(B::$into_data(tensor)).unwrap_or_else(|e| panic!("the device failed: {e}"))
+            }
+            fn empty(shape: Shape, device: &B::Device, dtype: DType) -> Self::Primitive {
+                B::$empty(shape, device, dtype.into())
             }
             fn zeros(shape: Shape, device: &B::Device, dtype: DType) -> Self::Primitive {
                 B::$zeros(shape, device, dtype.into())
@@ -114,6 +119,7 @@ kind!(
     FloatTensorPrimitive,
     float_from_data,
     float_into_data,
+    float_empty,
     float_zeros,
     float_reshape,
     float_permute,
@@ -127,6 +133,7 @@ kind!(
     IntTensorPrimitive,
     int_from_data,
     int_into_data,
+    int_empty,
     int_zeros,
     int_reshape,
     int_permute,
@@ -140,6 +147,7 @@ kind!(
     BoolTensorPrimitive,
     bool_from_data,
     bool_into_data,
+    bool_empty,
     bool_zeros,
     bool_reshape,
     bool_permute,

@@ -7,7 +7,7 @@ use burn::tensor::ops::ConvTransposeOptions;
 use burn::tensor::{Distribution, Tensor, TensorData};
 use burn_spatial::layout::{Axis, Layout, balanced_offsets};
 use burn_spatial::mesh::MeshAxis;
-use burn_spatial::nn::{ConvSpec, PaddingMode, PoolSpec, avg_pool3d, max_pool3d, padded_conv3d};
+use burn_spatial::nn::{ConvSpec, PaddingMode, PoolSpec, UpsampleMode, UpsampleSpec, avg_pool3d, max_pool3d, padded_conv3d, upsample3d};
 use burn_spatial::{Grid, Spatial, SpatialDevice, place};
 use burn_spatial_tests::grid::agreed_on_grid;
 use burn_spatial_tests::grid::on_grid;
@@ -323,5 +323,35 @@ fn overlap_changes_no_bit_and_a_halo_comes_once() {
             };
             assert!(run(true) == run(false), "pools on {grid}");
         });
+    }
+}
+
+/// Blocks that have to be assembled, and are cut because they are large, give what one rank gives: to the bit, for all sums
+/// are of whole numbers and quarters.
+#[test]
+fn large_blocks_are_cut() {
+    let whole = |shape: [usize; 5], device: &Device| {
+        let values: Vec<f32> = (0..shape.iter().product()).map(|i: usize| (i * 37 % 101 % 5) as f32 - 2.0).collect();
+        Tensor::<B, 5>::from_data(TensorData::new(values, shape), device)
+    };
+    let run = |device: &Device| {
+        // Rows of 33 voxels a rank fill no whole vectors.
+        let x = place::split(whole([1, 16, 64, 64, 66], device)).require_grad();
+        let weight = whole([2, 16, 3, 3, 3], device).require_grad();
+        let y = padded_conv3d(x.clone(), weight.clone(), None, &ConvSpec { padding: [(1, 1); 3], ..Default::default() });
+        let gradients = (y.clone() * place::split(whole([1, 2, 64, 64, 66], device))).sum().backward();
+        let grads = [x.grad(&gradients).unwrap(), weight.grad(&gradients).unwrap()];
+        let x = x.detach().require_grad();
+        let spec = UpsampleSpec { size: [64, 64, 132], scale: None, mode: UpsampleMode::Trilinear, align_corners: false };
+        let up = upsample3d(x.clone(), &spec);
+        let gradients = (up.clone() * place::split(whole([1, 16, 64, 64, 132], device))).sum().backward();
+        let [x_grad, weight_grad] = grads.map(|grad| numbers(Tensor::from_inner(grad)));
+        let up_grad = numbers(Tensor::from_inner(x.grad(&gradients).unwrap()));
+        [numbers(y), x_grad, weight_grad, numbers(up), up_grad]
+    };
+    let [one, two] = [Grid::ONE, Grid([1, 1, 1, 2])].map(|grid| on_grid(grid, run).remove(0));
+    for (what, (one, two)) in ["y", "gradient of x", "gradient of the weight", "upsampled", "its gradient"].iter().zip(one.iter().zip(&two))
+    {
+        assert!(one == two, "{what} on two ranks differs");
     }
 }

@@ -4,10 +4,11 @@
 //! `BURN_SPATIAL_ISA` = `avx512`, `avx2` or `portable` forces lesser ones. Anything else runs on the bodies in [`generic`],
 //! made of Burn ops.
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::ops::Range;
 
 use crate::comm::{Comm, CommError};
+use crate::kind::{Float, Int, Kind};
 use crate::stats::copied;
 use crate::trace::timed;
 use burn_backend::tensor::{FloatTensor, IntTensor};
@@ -230,35 +231,41 @@ fn in_box<T: 'static>(target: T, at: &[Range<usize>], part: T, f: impl cpu::boxe
 }
 
 /// A tensor whose every value is still to be written: until then they are any.
-pub(crate) fn unwritten<B: Backend>(shape: Shape, device: &B::Device, dtype: DType) -> FloatTensor<B> {
-    let flex = std::any::TypeId::of::<FloatTensor<B>>() == std::any::TypeId::of::<FlexTensor>();
+pub(crate) fn unwritten<B: Backend, K: Kind<B>>(shape: Shape, device: &B::Device, dtype: DType) -> K::Primitive {
+    let flex = TypeId::of::<K::Primitive>() == TypeId::of::<FlexTensor>();
     match dtype {
         DType::F32 if flex => primitive(cpu::unwritten::<f32>(shape)),
         DType::F64 if flex => primitive(cpu::unwritten::<f64>(shape)),
-        _ => B::float_empty(shape, device, dtype.into()),
+        DType::I64 if flex => primitive(cpu::unwritten::<i64>(shape)),
+        _ => K::empty(shape, device, dtype),
     }
 }
 
-/// [`unwritten`], of positions.
-pub(crate) fn unwritten_positions<B: Backend>(shape: Shape, device: &B::Device) -> IntTensor<B> {
-    if std::any::TypeId::of::<IntTensor<B>>() == std::any::TypeId::of::<FlexTensor>() {
-        return primitive(cpu::unwritten::<i64>(shape));
-    }
-    B::int_empty(shape, device, burn_std::IntDType::I64)
-}
-
-/// A box of whole rows of a block: `[N, C, planes, rows, width]`, and which planes and rows these are.
-pub(crate) type Slab<B> = ([Range<usize>; 2], FloatTensor<B>);
+/// A box of a block: its planes, rows and columns, and `[N, C, box..]`.
+pub(crate) type Slab<B> = ([Range<usize>; 3], FloatTensor<B>);
 
 /// A whole block as its only box.
 pub(crate) fn whole_slab<B: Backend>(x: FloatTensor<B>) -> Slab<B> {
     let shape = x.shape();
-    ([0..shape[2], 0..shape[3]], x)
+    (std::array::from_fn(|i| 0..shape[2 + i]), x)
 }
 
 /// Whether pools read blocks in several boxes.
 pub(crate) fn reads_slabs<B: Backend>(dtype: DType) -> bool {
-    std::any::TypeId::of::<FloatTensor<B>>() == std::any::TypeId::of::<FlexTensor>() && matches!(dtype, DType::F32 | DType::F64)
+    TypeId::of::<FloatTensor<B>>() == TypeId::of::<FlexTensor>() && matches!(dtype, DType::F32 | DType::F64)
+}
+
+/// Whether [`conv3d_part`] does.
+pub(crate) fn conv3d_reads_slabs<B: Backend>(dtype: DType, window: &Window) -> bool {
+    let own = cpu::Conv::new(cpu::Isa::get(), 1, [1; 2], window, 1);
+    reads_slabs::<B>(dtype) && if dtype == DType::F64 { own.reads_slabs::<f64>() } else { own.reads_slabs::<f32>() }
+}
+
+/// Whether [`conv3d_weight_grad_of`] does.
+pub(crate) fn conv3d_weight_grad_reads_slabs<B: Backend>(dtype: DType, window: &Window) -> bool {
+    let own = cpu::Conv::new(cpu::Isa::get(), 1, [1; 2], window, 1);
+    let reads = || if dtype == DType::F64 { own.weight_grad_reads_slabs::<f64>() } else { own.weight_grad_reads_slabs::<f32>() };
+    reads_slabs::<B>(dtype) && reads()
 }
 
 /// The boxes as Flex tensors, if the kernels work on them.
@@ -268,24 +275,31 @@ fn flex_slabs<B: Backend>(x: &[Slab<B>]) -> Option<Vec<FlexTensor>> {
 }
 
 fn cpu_slabs<'a, B: Backend, T: cpu::Real>(x: &[Slab<B>], values: &'a [FlexTensor]) -> Vec<cpu::Slab<'a, T>> {
-    let slab = |((at, _), values): (&Slab<B>, &'a FlexTensor)| {
-        let [planes, rows] = at.clone();
-        cpu::Slab { planes, rows, values: cpu::slice::<T>(values) }
-    };
+    let slab = |((at, _), values): (&Slab<B>, &'a FlexTensor)| cpu::Slab { at: at.clone(), values: cpu::slice::<T>(values) };
     x.iter().zip(values).map(slab).collect()
-}
-
-/// The slices of a box of all samples and channels at voxel `at`.
-fn box_at(shape: &Shape, at: [usize; 3], window: &Window) -> [Slice; 5] {
-    let slice = |start: usize, length: usize| Slice::new(start as isize, Some((start + length) as isize), 1);
-    let [d, h, w] = std::array::from_fn(|i| slice(at[i], window[i].output));
-    [slice(0, shape[0]), slice(0, shape[1]), d, h, w]
 }
 
 /// The one box of a block that has to lie in one.
 fn only<B: Backend>(x: &[Slab<B>]) -> FloatTensor<B> {
     let [(_, block)] = x else { unreachable!("only the CPU kernels' tensors come in several boxes") };
     block.clone()
+}
+
+/// The place of a box at voxel `at` of `out`, `[N, C, ..]`.
+fn place(out: &FlexTensor, at: [usize; 3]) -> cpu::Place {
+    let [_, _, extents @ ..]: [usize; 5] = out.shape().dims();
+    cpu::Place { extents, at }
+}
+
+/// `out` `[N, C, ..]` with `part` of it, or all, written at voxel `at`.
+pub(crate) fn put<B: Backend, K: Kind<B>>(out: K::Primitive, at: [usize; 3], part: K::Primitive) -> K::Primitive {
+    let shape = part.shape();
+    if shape == out.shape() {
+        return part;
+    }
+    let slice = |start: usize, length: usize| Slice::new(start as isize, Some((start + length) as isize), 1);
+    let slices = [0, 0].into_iter().chain(at).zip(shape.iter()).map(|(start, length)| slice(start, *length));
+    K::slice_assign(out, &slices.collect::<Vec<_>>(), part)
 }
 
 /// Convolution of a block. x `[N, Cin, in..]`, weight `[Cout, Cin / groups, kernel..]`, bias `[Cout]` ->
@@ -310,7 +324,7 @@ pub fn activated_conv3d<B: Backend>(
     groups: usize,
 ) -> FloatTensor<B> {
     let shape = with_extents(x.shape()[0], weight.shape()[0], outputs(window));
-    let out = unwritten::<B>(shape.into(), &B::float_device(&x), x.dtype());
+    let out = unwritten::<B, Float>(shape.into(), &B::float_device(&x), x.dtype());
     conv3d_part::<B>(out, [0; 3], &[whole_slab::<B>(x)], &Filter { weight, bias, slope, groups }, window)
 }
 
@@ -324,14 +338,6 @@ pub(crate) struct Filter<B: Backend> {
     pub slope: f64,
     /// Independent groups of channels.
     pub groups: usize,
-}
-
-impl<B: Backend> Filter<B> {
-    /// Whether [`conv3d_part`] reads a block of this type in several boxes.
-    pub fn reads_slabs(&self, dtype: DType, window: &Window) -> bool {
-        let conv = || cpu::Conv::new(cpu::Isa::get(), 1, [1; 2], window, 1);
-        reads_slabs::<B>(dtype) && if dtype == DType::F64 { conv().reads_slabs::<f64>() } else { conv().reads_slabs::<f32>() }
-    }
 }
 
 /// [`activated_conv3d`] of a part of the output: writes it into `out` `[N, Cout, ..]` at voxel `at`. The values are those of
@@ -350,19 +356,15 @@ pub(crate) fn conv3d_part<B: Backend>(
     let (Some(boxes), Some(fw), Some(fb), Some(_)) = (boxes, flex(weight), flex_bias.map_or(Some(None), |b| b.map(Some)), flex(&out))
     else {
         let part = generic::conv3d::<B>(only::<B>(x), weight.clone(), bias.clone(), *slope, window, *groups);
-        if part.shape() == out.shape() {
-            return part;
-        }
-        let slices = box_at(&out.shape(), at, window);
-        return B::float_slice_assign(out, &slices, part);
+        return put::<B, Float>(out, at, part);
     };
     let mut out = recast::<_, FlexTensor>(out);
-    let [n, cout, d, h, w] = out.shape().dims();
-    let own = cpu::Conv::new(cpu::Isa::get(), n, [boxes[0].shape()[1], cout], window, *groups);
+    let (place, [n, cin, cout]) = (place(&out, at), [out.shape()[0], boxes[0].shape()[1], out.shape()[1]]);
+    let own = cpu::Conv::new(cpu::Isa::get(), n, [cin, cout], window, *groups);
     typed!(fw, T => {
         let (x, bias) = (cpu_slabs::<B, T>(x, &boxes), fb.as_ref().map(cpu::slice::<T>));
         let operands = cpu::Operands { x: &x, weight: cpu::slice(&fw), bias, slope: *slope as T };
-        own.forward_into(operands, out.storage_mut::<T>(), [d, h, w], at);
+        own.forward_into(operands, cpu::space(&mut out), place);
     });
     primitive(out)
 }
@@ -404,35 +406,28 @@ pub fn conv3d_weight_grad<B: Backend>(
     window: &Window,
     groups: usize,
 ) -> FloatTensor<B> {
-    timed!(KERNEL, "conv3d_weight_grad");
-    let Some((fx, fg)) = flex_pair(&x, &grad) else {
-        return generic::conv3d_weight_grad::<B>(x, grad, weight_shape, window, groups);
-    };
-    let [n, cin, cout] = [x.shape()[0], x.shape()[1], weight_shape[0]];
-    let own = cpu::Conv::new(cpu::Isa::get(), n, [cin, cout], window, groups);
-    primitive(typed!(fx, T => {
-        let out = own.weight_grad::<T>(cpu::slice(&fx), cpu::slice(&fg));
-        cpu::tensor(out, weight_shape)
-    }))
+    conv3d_weight_grad_of::<B>(&[whole_slab::<B>(x)], &grad, weight_shape, window, groups)
 }
 
-/// [`conv3d_weight_grad`] of x in boxes of whole rows, `[N, Cin, planes, rows, width]` each with its planes and rows, which
-/// make up the block. `None` where the block has to lie in one.
-pub(crate) fn conv3d_weight_grad_of_slabs<B: Backend>(
+/// [`conv3d_weight_grad`] of x in boxes: in several only where [`conv3d_weight_grad_reads_slabs`].
+pub(crate) fn conv3d_weight_grad_of<B: Backend>(
     x: &[Slab<B>],
     grad: &FloatTensor<B>,
     weight_shape: [usize; 5],
     window: &Window,
     groups: usize,
-) -> Option<FloatTensor<B>> {
-    let fg = flex(grad)?;
-    let boxes = flex_slabs::<B>(x).filter(|boxes| boxes.iter().all(|part| part.dtype() == fg.dtype()))?;
-    let [n, cin, cout] = [boxes.first()?.shape()[0], boxes.first()?.shape()[1], weight_shape[0]];
+) -> FloatTensor<B> {
     timed!(KERNEL, "conv3d_weight_grad");
+    let boxes = flex_slabs::<B>(x).filter(|boxes| boxes[0].dtype() == grad.dtype());
+    let (Some(boxes), Some(fg)) = (boxes, flex(grad)) else {
+        return generic::conv3d_weight_grad::<B>(only::<B>(x), grad.clone(), weight_shape, window, groups);
+    };
+    let [n, cin, cout] = [boxes[0].shape()[0], boxes[0].shape()[1], weight_shape[0]];
     let own = cpu::Conv::new(cpu::Isa::get(), n, [cin, cout], window, groups);
-    Some(primitive(typed!(fg, T => {
-        cpu::tensor(own.weight_grad_of_slabs::<T>(&cpu_slabs::<B, T>(x, &boxes), cpu::slice(&fg))?, weight_shape)
-    })))
+    primitive(typed!(fg, T => {
+        let out = own.weight_grad::<T>(&cpu_slabs::<B, T>(x, &boxes), cpu::slice(&fg));
+        cpu::tensor(out, weight_shape)
+    }))
 }
 
 /// The largest value of each window of x `[N, C, in..]`, and its flat position in the whole volume of D x H x W
@@ -445,15 +440,15 @@ pub fn max_pool3d<B: Backend>(
     volume: [usize; 3],
 ) -> (FloatTensor<B>, IntTensor<B>) {
     let shape = Shape::from(with_extents(x.shape()[0], x.shape()[1], outputs(window)));
-    let out = unwritten::<B>(shape.clone(), &B::float_device(&x), x.dtype());
-    let at = unwritten_positions::<B>(shape, &B::float_device(&x));
+    let out = unwritten::<B, Float>(shape.clone(), &B::float_device(&x), x.dtype());
+    let at = unwritten::<B, Int>(shape, &B::float_device(&x), DType::I64);
     max_pool3d_part::<B>((out, at), [0; 3], &[whole_slab::<B>(x)], window, origin, volume)
 }
 
-/// [`max_pool3d`] of a part of the outputs: written at voxel `place`. x is in boxes.
+/// [`max_pool3d`] of a part of the outputs: written at voxel `at`. x is in boxes.
 pub(crate) fn max_pool3d_part<B: Backend>(
-    (out, at): (FloatTensor<B>, IntTensor<B>),
-    place: [usize; 3],
+    (out, indices): (FloatTensor<B>, IntTensor<B>),
+    at: [usize; 3],
     x: &[Slab<B>],
     window: &Window,
     origin: [isize; 3],
@@ -461,21 +456,16 @@ pub(crate) fn max_pool3d_part<B: Backend>(
 ) -> (FloatTensor<B>, IntTensor<B>) {
     timed!(KERNEL, "max_pool3d");
     let (Some(boxes), Some(_)) = (flex_slabs::<B>(x), flex(&out)) else {
-        let (part, indices) = generic::max_pool3d::<B>(only::<B>(x), window, origin, volume);
-        if part.shape() == out.shape() {
-            return (part, indices);
-        }
-        let slices = box_at(&out.shape(), place, window);
-        return (B::float_slice_assign(out, &slices, part), B::int_slice_assign(at, &slices, indices));
+        let (part, part_indices) = generic::max_pool3d::<B>(only::<B>(x), window, origin, volume);
+        return (put::<B, Float>(out, at, part), put::<B, Int>(indices, at, part_indices));
     };
-    let (mut out, mut at) = (recast::<_, FlexTensor>(out), recast::<_, FlexTensor>(at));
-    let [_, _, extents @ ..]: [usize; 5] = out.shape().dims();
-    let place = cpu::Place { extents, at: place };
+    let (mut out, mut indices) = (recast::<_, FlexTensor>(out), recast::<_, FlexTensor>(indices));
+    let place = place(&out, at);
     typed!(boxes[0], T => {
         let x = cpu_slabs::<B, T>(x, &boxes);
-        cpu::max::<T>(cpu::Isa::get(), &x, window, origin, volume, cpu::space(&mut out), cpu::space(&mut at), place);
+        cpu::max::<T>(cpu::Isa::get(), &x, window, origin, volume, cpu::space(&mut out), cpu::space(&mut indices), place);
     });
-    (primitive(out), primitive(at))
+    (primitive(out), primitive(indices))
 }
 
 /// The gradient of [`max_pool3d`]: adds grad `[N, C, out..]` to the voxels that `indices` name, giving
@@ -502,7 +492,7 @@ pub fn max_pool3d_grad<B: Backend>(
 /// The mean of each window of x `[N, C, in..]`; what lies outside adds nothing. A window without input gives 0.
 pub fn avg_pool3d<B: Backend>(x: FloatTensor<B>, window: &Window, count: Count) -> FloatTensor<B> {
     let shape = with_extents(x.shape()[0], x.shape()[1], outputs(window));
-    let out = unwritten::<B>(shape.into(), &B::float_device(&x), x.dtype());
+    let out = unwritten::<B, Float>(shape.into(), &B::float_device(&x), x.dtype());
     avg_pool3d_part::<B>(out, [0; 3], &[whole_slab::<B>(x)], window, count)
 }
 
@@ -516,18 +506,13 @@ pub(crate) fn avg_pool3d_part<B: Backend>(
 ) -> FloatTensor<B> {
     timed!(KERNEL, "avg_pool3d");
     let (Some(boxes), Some(_)) = (flex_slabs::<B>(x), flex(&out)) else {
-        let part = generic::avg_pool3d::<B>(only::<B>(x), window, count);
-        if part.shape() == out.shape() {
-            return part;
-        }
-        let slices = box_at(&out.shape(), at, window);
-        return B::float_slice_assign(out, &slices, part);
+        return put::<B, Float>(out, at, generic::avg_pool3d::<B>(only::<B>(x), window, count));
     };
     let mut out = recast::<_, FlexTensor>(out);
-    let [_, _, extents @ ..]: [usize; 5] = out.shape().dims();
+    let place = place(&out, at);
     typed!(boxes[0], T => {
         let x = cpu_slabs::<B, T>(x, &boxes);
-        cpu::average::<T>(cpu::Isa::get(), &x, window, count, cpu::space(&mut out), cpu::Place { extents, at });
+        cpu::average::<T>(cpu::Isa::get(), &x, window, count, cpu::space(&mut out), place);
     });
     primitive(out)
 }

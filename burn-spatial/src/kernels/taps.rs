@@ -1,5 +1,7 @@
 //! Weighted reads along one axis: interpolations and adaptive means, as tables.
 
+use std::ops::Range;
+
 /// Along one axis, output `o` is the sum over taps `t` of `weight(t, o) * input[index(t, o)]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Taps {
@@ -137,10 +139,30 @@ impl Taps {
     /// Outputs `start..end` over a block that holds the inputs they [`reach`](Self::reach).
     pub fn part(&self, start: usize, end: usize) -> Taps {
         let (low, high) = self.reach(start, end);
+        self.over(&(start..end), &(low..high))
+    }
+
+    /// The `outputs` as sums over a block that holds the `inputs` (at least one): what they read of others is left out.
+    pub(crate) fn over(&self, outputs: &Range<usize>, inputs: &Range<usize>) -> Taps {
         let cut = |(indices, weights): &(Vec<usize>, Vec<f64>)| {
-            (indices[start..end].iter().map(|i| i - low).collect(), weights[start..end].to_vec())
+            let reads = indices[outputs.clone()].iter().zip(&weights[outputs.clone()]);
+            reads.map(|(i, weight)| if inputs.contains(i) { (i - inputs.start, *weight) } else { (0, 0.0) }).unzip()
         };
-        Taps { inputs: high - low, outputs: end - start, rows: self.rows.iter().map(cut).collect() }
+        Taps { inputs: inputs.len(), outputs: outputs.len(), rows: self.rows.iter().map(cut).collect() }
+    }
+
+    /// The outputs that read none but these inputs.
+    pub(crate) fn inner(&self, inputs: &Range<usize>) -> Range<usize> {
+        let inside = |o: usize| self.rows.iter().all(|(indices, _)| inputs.contains(&indices[o]));
+        let start = (0..self.outputs).find(|o| inside(*o)).unwrap_or(self.outputs);
+        start..start + (start..self.outputs).take_while(|o| inside(*o)).count()
+    }
+
+    /// The outputs that read any of these inputs, and perhaps some between them.
+    pub(crate) fn readers(&self, inputs: &Range<usize>) -> Range<usize> {
+        let reads = |o: &usize| self.rows.iter().any(|(indices, _)| inputs.contains(&indices[*o]));
+        let start = (0..self.outputs).find(reads).unwrap_or(0);
+        start..(start..self.outputs).rev().find(reads).map_or(start, |last| last + 1)
     }
 }
 
@@ -202,7 +224,22 @@ mod tests {
             let (low, high) = whole.reach(start, end);
             assert_eq!(values(&whole.part(start, end), &x[low..high]), all[start..end]);
         }
+        // Sums over a box of the inputs, added up, are those over all.
+        let boxes = [0..2, 2..3, 3..6].map(|inputs| values(&whole.over(&(1..9), &inputs), &x[inputs]));
+        for (o, all) in all[1..9].iter().enumerate() {
+            assert!((boxes.iter().map(|sums| sums[o]).sum::<f64>() - all).abs() < 1e-12);
+        }
         assert!(Taps::identity(3).is_identity() && !whole.is_identity());
         assert!(Taps::linear(3, 3, Position::new(3, 3, 1.0, false)).is_identity());
+    }
+
+    #[test]
+    fn who_reads_what() {
+        let linear = Taps::linear(4, 8, Position::new(4, 8, 0.5, false));
+        // Outputs 0 to 7 read 0, 01, 01, 12, 12, 23, 23, 3.
+        assert_eq!((linear.inner(&(0..2)), linear.readers(&(0..2))), (0..3, 0..5));
+        assert_eq!((linear.inner(&(2..4)), linear.readers(&(2..4))), (5..8, 3..8));
+        assert_eq!(Taps::linear(9, 3, Position::new(9, 3, 3.0, false)).readers(&(2..4)), 0..0);
+        assert!(linear.inner(&(2..3)).is_empty());
     }
 }

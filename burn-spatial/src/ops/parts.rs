@@ -22,10 +22,20 @@ impl Part {
         Part { at: [0; 3], input: std::array::from_fn(|i| 0..window[i].input), window: *window }
     }
 
+    /// Where its outputs lie among all.
+    pub fn outputs(&self) -> [Range<usize>; 3] {
+        std::array::from_fn(|i| self.at[i]..self.at[i] + self.window[i].output)
+    }
+
     /// The same outputs, read from the whole block of `window`.
     pub fn on_block(&self, window: &Window) -> Part {
-        let outputs = std::array::from_fn(|i| self.at[i]..self.at[i] + self.window[i].output);
-        Part::new(window, &outputs, std::array::from_fn(|i| 0..window[i].input))
+        Part::new(window, &self.outputs(), std::array::from_fn(|i| 0..window[i].input))
+    }
+
+    /// The same outputs of `window` in parts that read boxes of at most so many `voxels`, if those of a row do.
+    pub fn cut(&self, window: &Window, voxels: usize) -> Vec<Part> {
+        let input = |outputs: &[Range<usize>; 3]| std::array::from_fn(|i| reads(&window[i], &outputs[i]));
+        cut(self.outputs(), voxels, &input).iter().map(|outputs| Part::new(window, outputs, input(outputs))).collect()
     }
 
     fn new(window: &Window, outputs: &[Range<usize>; 3], input: [Range<usize>; 3]) -> Part {
@@ -85,28 +95,52 @@ pub(super) fn split(window: &Window, own: [Range<usize>; 3], pieces: usize) -> O
     if inner.iter().any(Range::is_empty) {
         return None;
     }
-    let step = inner[0].len().div_ceil(pieces.max(1));
-    let from_own = |start: usize| {
-        let depth = start..(start + step).min(inner[0].end);
-        Part::new(window, &[depth, inner[1].clone(), inner[2].clone()], own.clone())
-    };
-    let near = inner[0].clone().step_by(step).map(from_own).collect();
-    // Two slabs an axis, without what those of the axes before it have.
-    let mut far = Vec::new();
-    for axis in 0..3 {
-        for side in [0..inner[axis].start, inner[axis].end..window[axis].output] {
-            let outputs: [Range<usize>; 3] = std::array::from_fn(|i| match i {
-                i if i < axis => inner[i].clone(),
-                i if i == axis => side.clone(),
-                i => 0..window[i].output,
-            });
-            if outputs.iter().all(|range| !range.is_empty()) {
-                let input = std::array::from_fn(|i| reads(&window[i], &outputs[i]));
-                far.push(Part::new(window, &outputs, input));
-            }
-        }
-    }
+    let near = along_depth(&inner, pieces).map(|outputs| Part::new(window, &outputs, own.clone())).collect();
+    let far = around(&inner, window.map(|axis| axis.output)).into_iter();
+    let far = far.map(|outputs| Part::new(window, &outputs, std::array::from_fn(|i| reads(&window[i], &outputs[i])))).collect();
     Some((near, far))
+}
+
+/// A box in up to `pieces` pieces along the depth.
+pub(super) fn along_depth(outputs: &[Range<usize>; 3], pieces: usize) -> impl Iterator<Item = [Range<usize>; 3]> {
+    let [depth, height, width] = outputs.clone();
+    let step = depth.len().div_ceil(pieces).max(1);
+    depth.clone().step_by(step).map(move |start| [start..(start + step).min(depth.end), height.clone(), width.clone()])
+}
+
+/// Boxes of the outputs outside of `inner`: two slabs an axis, without what those of the axes before it have.
+pub(super) fn around(inner: &[Range<usize>; 3], outputs: [usize; 3]) -> Vec<[Range<usize>; 3]> {
+    let sides = |axis: usize| [0..inner[axis].start, inner[axis].end..outputs[axis]].map(|side| (axis, side));
+    let slab = |(axis, side): (usize, Range<usize>)| -> [Range<usize>; 3] {
+        std::array::from_fn(|i| match i {
+            i if i < axis => inner[i].clone(),
+            i if i == axis => side.clone(),
+            i => 0..outputs[i],
+        })
+    };
+    (0..3).flat_map(sides).map(slab).filter(|slab| slab.iter().all(|range| !range.is_empty())).collect()
+}
+
+/// A box of outputs cut along depth and height until each piece reads a box of at most so many `voxels`, or is a row.
+pub(super) fn cut(
+    outputs: [Range<usize>; 3],
+    voxels: usize,
+    input: &impl Fn(&[Range<usize>; 3]) -> [Range<usize>; 3],
+) -> Vec<[Range<usize>; 3]> {
+    if outputs.iter().any(Range::is_empty) {
+        return Vec::new();
+    }
+    let Some(axis) = (0..2).find(|i| outputs[*i].len() > 1) else { return vec![outputs] };
+    if input(&outputs).iter().map(Range::len).product::<usize>() <= voxels {
+        return vec![outputs];
+    }
+    let Range { start, end } = outputs[axis];
+    let half = |range: Range<usize>| {
+        let mut outputs = outputs.clone();
+        outputs[axis] = range;
+        cut(outputs, voxels, input)
+    };
+    [half(start..start.midpoint(end)), half(start.midpoint(end)..end)].concat()
 }
 
 #[cfg(test)]
@@ -157,10 +191,15 @@ mod tests {
 
         /// Every output belongs to one part, whose box has all of the block that it reads.
         #[test]
-        fn parts_cover_the_output_once(axes in [axis(), axis(), axis()], pieces in 1usize..4) {
+        fn parts_cover_the_output_once(axes in [axis(), axis(), axis()], pieces in 1usize..4, voxels in 1usize..200) {
             let window = axes.clone().map(|(axis, _)| axis);
             let own = axes.map(|(_, own)| own);
             let Some((near, far)) = split(&window, own.clone(), pieces) else { return Ok(()) };
+            let far: Vec<Part> = far.iter().flat_map(|part| part.cut(&window, voxels)).collect();
+            for Part { window, input, .. } in &far {
+                let row = window[0].output * window[1].output == 1;
+                prop_assert!(row || input.iter().map(Range::len).product::<usize>() <= voxels);
+            }
             let count: usize = window.iter().map(|axis| axis.output).product();
             let mut seen = vec![0; count];
             for (part, is_near) in near.iter().map(|p| (p, true)).chain(far.iter().map(|p| (p, false))) {

@@ -14,7 +14,7 @@ use crate::Spatial;
 use crate::device::{RankContext, SpatialDevice};
 use crate::gradients::Compute;
 use crate::halo::{AxisNeed, AxisWindow, Exchange, Piece, Plan, Region, WindowPlan, assemble, exchange_add, scaled, slices};
-use crate::kernels::{self, Count, Filter, Slab, Taps, Window, whole_slab};
+use crate::kernels::{self, Count, Filter, Slab, Taps, Window, put, unwritten, whole_slab};
 use crate::kind::{Float, Int, Kind};
 use crate::layout::{Axis, Layout, Storage};
 use crate::mesh::AxisSet;
@@ -26,6 +26,9 @@ pub(super) type Tensor<B> = SpatialTensor<B, Float>;
 
 /// Messages are driven so many times while the shard's own outputs are computed.
 const PIECES: usize = 4;
+
+/// Boxes that are assembled for a kernel have about so many bytes at most.
+const ASSEMBLED: usize = 8 << 20;
 
 /// A share of a weight's gradient is computed at once where more bytes would be kept for it.
 const HELD: usize = 32 << 20;
@@ -52,41 +55,49 @@ impl Halo {
         Halo { plan: context.plan(&axes, &all), input, output }
     }
 
-    /// This rank's block of `x`. Collective, unless the same came before and was kept, on all ranks then.
-    fn gather<B: Backend>(&self, context: &RankContext, x: Tensor<B>) -> FloatTensor<B> {
-        let device = x.device().clone();
-        let (own, received) = self.parts(context, x);
-        if self.plan.is_identity() {
-            return own;
-        }
-        self.block::<B>(&own, &received, &self.plan.needed(), device.inner_device())
-    }
-
-    /// What the block of `x` is made of: this rank's shard, and what came from others. Collective as [`Halo::gather`].
-    fn parts<B: Backend>(&self, context: &RankContext, x: Tensor<B>) -> (FloatTensor<B>, Received<FloatTensor<B>>) {
+    /// What the block of `x` is made of: this rank's shard, and what came from others. While that is on its way, `compute`
+    /// does with the shard what is in `near`. Collective, unless the same came before and was kept, on all ranks then.
+    fn parts<B: Backend, T, P>(
+        &self,
+        context: &RankContext,
+        x: Tensor<B>,
+        near: Vec<P>,
+        out: T,
+        mut compute: impl FnMut(T, &FloatTensor<B>, P) -> T,
+    ) -> (T, FloatTensor<B>, Received<FloatTensor<B>>) {
         let device = x.device().clone();
         let x = x.into_layout(&self.input);
         let own = x.clone().settle().0;
-        let received = x.received(&self.plan).unwrap_or_else(|| {
-            let messages = self.send::<B>(context, &own);
-            self.receive(x, messages, device.inner_device())
+        let receive = |messages| self.receive(x.clone(), messages, device.inner_device());
+        // Here, or on its way.
+        let mut received = x.received(&self.plan).ok_or_else(|| self.send::<B>(context, &own));
+        if !context.overlap() {
+            received = received.or_else(|messages| Ok(receive(messages)));
+        }
+        let out = near.into_iter().fold(out, |out, part| {
+            let out = compute(out, &own, part);
+            if let Err(messages) = &mut received {
+                communicated(messages.progress());
+            }
+            out
         });
-        (own, received)
+        (out, own, received.unwrap_or_else(receive))
     }
 
-    /// The block in boxes of whole rows, each with its planes and rows, if the shard and what was received are that.
+    /// Where this rank's shard lies in the block, if all of it does, in one piece.
+    fn shard(&self) -> Option<[Range<usize>; 3]> {
+        match &self.plan.keeps[..] {
+            [(from, to)] if from.length == self.plan.own => Some(ranges(to)),
+            _ => None,
+        }
+    }
+
+    /// The block in the boxes it is made of, if the shard and what was received are that as they lie.
     fn slabs<B: Backend>(&self, own: &FloatTensor<B>, received: &Received<FloatTensor<B>>) -> Option<Vec<Slab<B>>> {
-        let whole_own = |from: &Region| from.length == self.plan.own;
-        let kept = self.plan.keeps.iter().map(|(from, to)| whole_own(from).then(|| (to, own.clone())));
+        let kept = self.plan.keeps.iter().map(|(from, to)| (from.length == self.plan.own).then(|| (to, own.clone())));
         let boxes: Vec<_> = kept.chain(received.parts.iter().map(|(to, part)| Some((to, part.clone())))).collect::<Option<_>>()?;
-        let width = self.plan.block[4];
-        let rows = boxes.iter().all(|(to, _)| to.length[4] == width);
         let all: usize = boxes.iter().map(|(to, _)| to.elements()).sum();
-        let range = |to: &Region, i: usize| to.start[i]..to.start[i] + to.length[i];
-        (rows && all == self.plan.needed().elements()).then(|| {
-            let slab = |(to, part): (&Region, FloatTensor<B>)| ([range(to, 2), range(to, 3)], part);
-            boxes.into_iter().map(slab).collect()
-        })
+        (all == self.plan.needed().elements()).then(|| boxes.into_iter().map(|(to, part)| (ranges(to), part)).collect())
     }
 
     /// Starts the exchange: [`Halo::receive`] ends it. Collective.
@@ -102,16 +113,21 @@ impl Halo {
         x.keep_received(&self.plan, communicated(messages.receive::<B, Float>(device)))
     }
 
-    /// The box `wanted` of this rank's block.
+    /// The box `at` of this rank's block.
     fn block<B: Backend>(
         &self,
         own: &FloatTensor<B>,
         received: &Received<FloatTensor<B>>,
-        wanted: &Region,
+        at: &[Range<usize>; 3],
         device: &B::Device,
     ) -> FloatTensor<B> {
         timed!(HALO, "block");
-        assemble::<B, Float>(&self.plan, own, &received.parts, wanted, device)
+        assemble::<B, Float>(&self.plan, own, &received.parts, &region(&own.shape(), at), device)
+    }
+
+    /// How many voxels a box may have that is assembled of shards like `own`.
+    fn assembled<B: Backend>(own: &FloatTensor<B>) -> usize {
+        ASSEMBLED / (own.shape()[0] * own.shape()[1] * own.dtype().size()).max(1)
     }
 
     /// The gradient of a volume, from that of the blocks: `part` gives what lies in a box of this rank's block, first in
@@ -134,6 +150,23 @@ impl Halo {
             context.stats.halo();
         }
     }
+}
+
+/// The volume's part of a box.
+fn ranges(region: &Region) -> [Range<usize>; 3] {
+    std::array::from_fn(|i| region.start[2 + i]..region.start[2 + i] + region.length[2 + i])
+}
+
+/// A box of all samples and channels of a tensor of `shape`.
+fn region(shape: &Shape, at: &[Range<usize>; 3]) -> Region {
+    let start = [0, 0].into_iter().chain(at.iter().map(|range| range.start)).collect();
+    Region { start, length: [shape[0], shape[1]].into_iter().chain(at.iter().map(Range::len)).collect() }
+}
+
+/// A box of all samples and channels, without a copy where it is all.
+fn box_of<B: Backend, K: Kind<B>>(all: &K::Primitive, at: &[Range<usize>; 3]) -> K::Primitive {
+    let region = region(&all.shape(), at);
+    if region.length[..] == all.shape()[..] { all.clone() } else { K::slice(all.clone(), &slices(&region)) }
 }
 
 /// How a volume `x` has to lie for an operation that makes one of `extents` from it or of which it is made, and how that
@@ -195,71 +228,43 @@ impl Windowed {
         }
     }
 
-    /// The operation on `x` in parts, each handed to `compute` with the box of the block that it reads: first, while the
-    /// halo is on its way, what needs none. Where the shard suffices for no output, or for all, it is one part. With `slabs`
-    /// a box may come in several slabs, as the shard and what was received lie. Collective.
-    fn in_parts<B: Backend>(&self, context: &RankContext, x: Tensor<B>, slabs: bool, mut compute: impl FnMut(&[Slab<B>], &Part)) {
-        let plan = &self.halo.plan;
-        let parts = match &plan.keeps[..] {
-            [(from, to)] if !plan.receives.is_empty() && from.length == plan.own => {
-                let own = std::array::from_fn(|i| to.start[2 + i]..to.start[2 + i] + to.length[2 + i]);
-                parts::split(&self.local, own, PIECES)
-            }
-            _ => None,
-        };
-        let Some((near, far)) = parts else {
-            return compute(&[whole_slab::<B>(self.halo.gather(context, x))], &Part::whole(&self.local));
-        };
+    /// The operation on `x` in parts, each of which `compute` adds to `out`, given the boxes that make up the block it reads:
+    /// first, while the halo is on its way, what needs none. What `reads_slabs` reads the shard and the halo where they lie,
+    /// of anything else boxes are assembled. Collective.
+    fn in_parts<B: Backend, T>(
+        &self,
+        context: &RankContext,
+        x: Tensor<B>,
+        reads_slabs: impl Fn(&Window) -> bool,
+        out: T,
+        mut compute: impl FnMut(T, &[Slab<B>], &Part) -> T,
+    ) -> T {
         let device = x.device().clone();
-        let x = x.into_layout(&self.halo.input);
-        let own = x.clone().settle().0;
-        let mut received = x.received(plan);
-        let mut messages = None;
-        if received.is_none() {
-            let sent = self.halo.send::<B>(context, &own);
-            match context.overlap() {
-                true => messages = Some(sent),
-                false => received = Some(self.halo.receive(x.clone(), sent, device.inner_device())),
-            }
-        }
-        let near_slab = [whole_slab::<B>(own.clone())];
-        for part in near {
-            compute(&near_slab, &part);
-            if let Some(messages) = &mut messages {
-                communicated(messages.progress());
-            }
-        }
-        let received = match (received, messages) {
-            (None, Some(messages)) => self.halo.receive(x, messages, device.inner_device()),
-            (Some(received), _) => received,
-            (None, None) => unreachable!("received, or on its way"),
-        };
-        if let Some(block) = self.halo.slabs::<B>(&own, &received).filter(|_| slabs) {
-            far.iter().for_each(|part| compute(&block, &part.on_block(&self.local)));
-            return;
-        }
-        for part in far {
-            let [n, c] = [own.shape()[0], own.shape()[1]];
-            let wanted = Region {
-                start: [0, 0].into_iter().chain(part.input.iter().map(|range| range.start)).collect(),
-                length: [n, c].into_iter().chain(part.input.iter().map(Range::len)).collect(),
-            };
-            compute(&[whole_slab::<B>(self.halo.block::<B>(&own, &received, &wanted, device.inner_device()))], &part);
-        }
+        let shard = self.halo.shard().filter(|_| !self.halo.plan.receives.is_empty());
+        let parts = shard.and_then(|shard| parts::split(&self.local, shard, PIECES));
+        let (near, far) = parts.unwrap_or_else(|| (Vec::new(), vec![Part::whole(&self.local)]));
+        let (out, own, received) =
+            self.halo.parts::<B, _, _>(context, x, near, out, |out, own, part| compute(out, &[whole_slab::<B>(own.clone())], &part));
+        let slabs = self.halo.slabs::<B>(&own, &received);
+        far.iter().fold(out, |out, part| match &slabs {
+            Some(slabs) if slabs.len() == 1 || reads_slabs(&part.window) => compute(out, slabs, &part.on_block(&self.local)),
+            _ => part.cut(&self.local, Halo::assembled::<B>(&own)).iter().fold(out, |out, part| {
+                let block = self.halo.block::<B>(&own, &received, &part.input, device.inner_device());
+                compute(out, &[whole_slab::<B>(block)], part)
+            }),
+        })
     }
 
     /// The convolution of `x`. Collective.
     fn convolve<B: Backend>(&self, context: &RankContext, x: Tensor<B>, filter: &Filter<B>) -> Tensor<B> {
-        let device = x.device().clone();
+        let (device, dtype) = (x.device().clone(), x.dtype());
         let output = self.output(filter.weight.shape()[0]);
-        let shape = output.local_shape(context.mesh.coords());
-        let mut y = Some(kernels::unwritten::<B>(shape, device.inner_device(), x.dtype()));
-        let slabs = filter.reads_slabs(x.dtype(), &self.local);
-        self.in_parts::<B>(context, x, slabs, |block, part| {
-            let done = y.take().expect("put back after every part");
-            y = Some(kernels::conv3d_part::<B>(done, part.at, block, filter, &part.window));
+        let y = unwritten::<B, Float>(output.local_shape(context.mesh.coords()), device.inner_device(), dtype);
+        let reads_slabs = |window: &Window| kernels::conv3d_reads_slabs::<B>(dtype, window);
+        let y = self.in_parts::<B, _>(context, x, reads_slabs, y, |y, slabs, part| {
+            kernels::conv3d_part::<B>(y, part.at, slabs, filter, &part.window)
         });
-        SpatialTensor::new(y.expect("put back after every part"), output, device)
+        SpatialTensor::new(y, output, device)
     }
 
     /// The gradient of the input from that of the output: `compute` gives what the outputs of a
@@ -272,12 +277,9 @@ impl Windowed {
         mut compute: impl FnMut(&Part) -> FloatTensor<B>,
     ) -> Tensor<B> {
         let inner = device.inner_device().clone();
-        self.halo.scatter::<B>(context, device, dtype, |region| {
-            let input = std::array::from_fn(|i| region.start[2 + i]..region.start[2 + i] + region.length[2 + i]);
-            match parts::reading(&self.local, input) {
-                Some(part) => compute(&part),
-                None => B::float_zeros(Shape::from(region.length.clone()), &inner, dtype.into()),
-            }
+        self.halo.scatter::<B>(context, device, dtype, |region| match parts::reading(&self.local, ranges(region)) {
+            Some(part) => compute(&part),
+            None => B::float_zeros(Shape::from(region.length.clone()), &inner, dtype.into()),
         })
     }
 
@@ -293,17 +295,28 @@ impl Windowed {
     ) -> Share<B> {
         let device = input.device().inner_device().clone();
         let layout = self.output(weight[0]);
-        let (own, received) = self.halo.parts(context, input);
+        let ((), own, received) = self.halo.parts::<B, _, ()>(context, input, Vec::new(), (), |_, _, _| ());
         let output = output.into_layout(&layout).settle().0;
         let (over, dtype) = (layout.split_over(), output.dtype());
         let held = (self.halo.plan.needed().elements() + output.shape().num_elements()) * dtype.size();
         let compute = move || {
-            let slabs = self.halo.slabs::<B>(&own, &received);
-            let share = slabs.and_then(|input| kernels::conv3d_weight_grad_of_slabs::<B>(&input, &output, weight, &self.local, groups));
-            share.unwrap_or_else(|| {
-                let block = self.halo.block::<B>(&own, &received, &self.halo.plan.needed(), &device);
-                kernels::conv3d_weight_grad::<B>(block, output, weight, &self.local, groups)
-            })
+            let share = |x: &[Slab<B>], grad: &FloatTensor<B>, window: &Window| {
+                kernels::conv3d_weight_grad_of::<B>(x, grad, weight, window, groups)
+            };
+            match self.halo.slabs::<B>(&own, &received) {
+                Some(slabs) if slabs.len() == 1 || kernels::conv3d_weight_grad_reads_slabs::<B>(dtype, &self.local) => {
+                    share(&slabs, &output, &self.local)
+                }
+                _ => {
+                    let parts = Part::whole(&self.local).cut(&self.local, Halo::assembled::<B>(&own));
+                    let shares = parts.iter().map(|part| {
+                        let block = self.halo.block::<B>(&own, &received, &part.input, &device);
+                        share(&[whole_slab::<B>(block)], &box_of::<B, Float>(&output, &part.outputs()), &part.window)
+                    });
+                    let zeros = || B::float_zeros(Shape::from(weight), &device, dtype.into());
+                    shares.reduce(B::float_add).unwrap_or_else(zeros)
+                }
+            }
         };
         Share { compute: Box::new(compute), dtype, over, held }
     }
@@ -312,15 +325,6 @@ impl Windowed {
     fn output(&self, channels: usize) -> Layout {
         self.halo.output.with_dim(1, vec![Axis::full(channels)])
     }
-}
-
-/// What a part's outputs hold.
-fn outputs_of<B: Backend, K: Kind<B>>(all: &K::Primitive, part: &Part) -> K::Primitive {
-    let shape = all.shape();
-    let start = [0, 0].into_iter().chain(part.at).collect();
-    let length = [shape[0], shape[1]].into_iter().chain(part.window.map(|axis| axis.output)).collect();
-    let region = Region { start, length };
-    if region.length[..] == shape[..] { all.clone() } else { K::slice(all.clone(), &slices(&region)) }
 }
 
 /// An interpolation or an adaptive mean of one volume.
@@ -349,6 +353,61 @@ impl Resampled {
             taps[i].part(start, end)
         });
         Resampled { halo: Halo::new(context, input, output, needs), local }
+    }
+
+    /// The `outputs` over a box of this rank's block.
+    fn over(&self, outputs: &[Range<usize>; 3], input: &[Range<usize>; 3]) -> [Taps; 3] {
+        std::array::from_fn(|i| self.local[i].over(&outputs[i], &input[i]))
+    }
+
+    /// `x` resampled, in parts as [`Windowed::in_parts`]. Collective.
+    fn forward<B: Backend>(&self, context: &RankContext, x: Tensor<B>) -> Tensor<B> {
+        let (device, dtype) = (x.device().clone(), x.dtype());
+        let outputs = std::array::from_fn(|i| self.local[i].outputs());
+        let shard = self.halo.shard().filter(|_| !self.halo.plan.receives.is_empty()).unwrap_or([const { 0..0 }; 3]);
+        let inner: [Range<usize>; 3] = std::array::from_fn(|i| self.local[i].inner(&shard[i]));
+        let (near, far) = match inner.iter().any(Range::is_empty) {
+            true => (Vec::new(), vec![outputs.map(|n| 0..n)]),
+            false => (parts::along_depth(&inner, PIECES).collect(), parts::around(&inner, outputs)),
+        };
+        let y = unwritten::<B, Float>(self.halo.output.local_shape(context.mesh.coords()), device.inner_device(), dtype);
+        let resampled = |y, block, outputs: &[Range<usize>; 3], input: &[Range<usize>; 3]| {
+            let part = kernels::resample::<B>(block, &self.over(outputs, input));
+            put::<B, Float>(y, std::array::from_fn(|i| outputs[i].start), part)
+        };
+        let (y, own, received) =
+            self.halo.parts::<B, _, _>(context, x, near, y, |y, own, outputs| resampled(y, own.clone(), &outputs, &shard));
+        let reach = |outputs: &[Range<usize>; 3]| {
+            std::array::from_fn(|i| {
+                let (start, end) = self.local[i].reach(outputs[i].start, outputs[i].end);
+                start..end
+            })
+        };
+        let y = if self.halo.plan.is_identity() {
+            put::<B, Float>(y, [0; 3], kernels::resample::<B>(own, &self.local))
+        } else {
+            let far = far.into_iter().flat_map(|outputs| parts::cut(outputs, Halo::assembled::<B>(&own), &reach));
+            far.fold(y, |y, outputs| {
+                let input = reach(&outputs);
+                resampled(y, self.halo.block::<B>(&own, &received, &input, device.inner_device()), &outputs, &input)
+            })
+        };
+        SpatialTensor::new(y, self.halo.output.clone(), device)
+    }
+
+    /// The gradient of [`Resampled::forward`]'s x. Collective.
+    fn back<B: Backend>(&self, context: &RankContext, grad: Tensor<B>) -> Tensor<B> {
+        let device = grad.device().clone();
+        let grad = grad.into_layout(&self.halo.output).settle().0;
+        let inner = device.inner_device().clone();
+        self.halo.scatter::<B>(context, device, grad.dtype(), |region| {
+            let input = ranges(region);
+            let readers: [Range<usize>; 3] = std::array::from_fn(|i| self.local[i].readers(&input[i]));
+            if readers.iter().any(Range::is_empty) {
+                return B::float_zeros(Shape::from(region.length.clone()), &inner, grad.dtype().into());
+            }
+            kernels::resample_grad::<B>(box_of::<B, Float>(&grad, &readers), &self.over(&readers, &input))
+        })
     }
 }
 
@@ -392,14 +451,14 @@ impl Pool {
         let context = device.context();
         let (windowed, _) = self.on(&context, x.layout());
         let (shape, dtype) = (windowed.halo.output.local_shape(context.mesh.coords()), x.dtype());
-        let y = kernels::unwritten::<B>(shape.clone(), device.inner_device(), dtype);
-        let mut done = Some((y, kernels::unwritten_positions::<B>(shape, device.inner_device())));
-        windowed.in_parts::<B>(&context, x, kernels::reads_slabs::<B>(dtype), |slabs, part| {
+        let y = unwritten::<B, Float>(shape.clone(), device.inner_device(), dtype);
+        let out = (y, unwritten::<B, Int>(shape, device.inner_device(), DType::I64));
+        let reads_slabs = |_: &Window| kernels::reads_slabs::<B>(dtype);
+        let (y, indices) = windowed.in_parts::<B, _>(&context, x, reads_slabs, out, |out, slabs, part| {
             let origin = std::array::from_fn(|i| windowed.origin[i] + part.input[i].start as isize);
-            let out = done.take().expect("put back after every part");
-            done = Some(kernels::max_pool3d_part::<B>(out, part.at, slabs, &part.window, origin, windowed.volume));
+            kernels::max_pool3d_part::<B>(out, part.at, slabs, &part.window, origin, windowed.volume)
         });
-        let ((y, indices), output) = (done.expect("put back after every part"), windowed.halo.output);
+        let output = windowed.halo.output;
         (SpatialTensor::new(y, output.clone(), device.clone()), SpatialTensor::new(indices, output, device))
     }
 
@@ -410,7 +469,7 @@ impl Pool {
         let grad = grad.into_layout(&windowed.halo.output).settle().0;
         let indices = indices.into_layout(&windowed.halo.output).settle().0;
         windowed.back::<B>(&context, x.device.clone(), grad.dtype(), |part| {
-            let (grad, indices) = (outputs_of::<B, Float>(&grad, part), outputs_of::<B, Int>(&indices, part));
+            let (grad, indices) = (box_of::<B, Float>(&grad, &part.outputs()), box_of::<B, Int>(&indices, &part.outputs()));
             let origin = std::array::from_fn(|i| windowed.origin[i] + part.input[i].start as isize);
             kernels::max_pool3d_grad::<B>(grad, indices, &part.window, origin, windowed.volume)
         })
@@ -422,13 +481,13 @@ impl Pool {
         let context = device.context();
         let (windowed, count) = self.on(&context, x.layout());
         let (shape, dtype) = (windowed.halo.output.local_shape(context.mesh.coords()), x.dtype());
-        let mut y = Some(kernels::unwritten::<B>(shape, device.inner_device(), dtype));
-        windowed.in_parts::<B>(&context, x, kernels::reads_slabs::<B>(dtype), |slabs, part| {
+        let y = unwritten::<B, Float>(shape, device.inner_device(), dtype);
+        let reads_slabs = |_: &Window| kernels::reads_slabs::<B>(dtype);
+        let y = windowed.in_parts::<B, _>(&context, x, reads_slabs, y, |y, slabs, part| {
             let starts = std::array::from_fn(|i| part.input[i].start);
-            let done = y.take().expect("put back after every part");
-            y = Some(kernels::avg_pool3d_part::<B>(done, part.at, slabs, &part.window, count.from(starts)));
+            kernels::avg_pool3d_part::<B>(y, part.at, slabs, &part.window, count.from(starts))
         });
-        SpatialTensor::new(y.expect("put back after every part"), windowed.halo.output, device)
+        SpatialTensor::new(y, windowed.halo.output, device)
     }
 
     /// The gradient of the mean's x, which lay at `x`. Collective.
@@ -438,28 +497,21 @@ impl Pool {
         let grad = grad.into_layout(&windowed.halo.output).settle().0;
         windowed.back::<B>(&context, x.device.clone(), grad.dtype(), |part| {
             let count = count.within(&windowed.local, std::array::from_fn(|i| part.input[i].start));
-            kernels::avg_pool3d_grad::<B>(outputs_of::<B, Float>(&grad, part), &part.window, count)
+            kernels::avg_pool3d_grad::<B>(box_of::<B, Float>(&grad, &part.outputs()), &part.window, count)
         })
     }
 }
 
 /// x `[N, C, ...]` with each axis resampled. Collective.
 pub(super) fn resample<B: Backend>(x: Tensor<B>, taps: &[Taps; 3]) -> Tensor<B> {
-    let device = x.device().clone();
-    let context = device.context();
-    let resampled = Resampled::new(&context, x.layout(), taps);
-    let block = resampled.halo.gather(&context, x);
-    SpatialTensor::new(kernels::resample::<B>(block, &resampled.local), resampled.halo.output, device)
+    let context = x.context();
+    Resampled::new(&context, x.layout(), taps).forward(&context, x)
 }
 
 /// The gradient of [`resample`]'s x, which lay at `x`. Collective.
 pub(super) fn resample_grad<B: Backend>(x: &Placement<B::Device>, grad: Tensor<B>, taps: &[Taps; 3]) -> Tensor<B> {
     let context = x.device.context();
-    let resampled = Resampled::new(&context, &x.layout, taps);
-    let grad = grad.into_layout(&resampled.halo.output).settle().0;
-    let dtype = grad.dtype();
-    let block = kernels::resample_grad::<B>(grad, &resampled.local);
-    resampled.halo.scatter::<B>(&context, x.device.clone(), dtype, |region| B::float_slice(block.clone(), &slices(region)))
+    Resampled::new(&context, &x.layout, taps).back(&context, grad)
 }
 
 /// This rank's share of the gradient of a parameter.
@@ -527,7 +579,7 @@ impl Transposed {
         let x = x.into_layout(&windowed.halo.output).settle().0;
         let weight = weight.into_whole();
         windowed.back::<B>(&context, device, x.dtype(), |part| {
-            kernels::conv3d_data_grad::<B>(outputs_of::<B, Float>(&x, part), weight.clone(), &part.window, self.groups)
+            kernels::conv3d_data_grad::<B>(box_of::<B, Float>(&x, &part.outputs()), weight.clone(), &part.window, self.groups)
         })
     }
 
@@ -596,7 +648,7 @@ impl<B: Backend> WindowBackend for Spatial<B> {
         let grad = grad.into_layout(&windowed.output(weight_dims[0])).settle().0;
         let weight = weight.into_whole();
         windowed.back::<B>(&context, device, grad.dtype(), |part| {
-            kernels::conv3d_data_grad::<B>(outputs_of::<B, Float>(&grad, part), weight.clone(), &part.window, spec.groups)
+            kernels::conv3d_data_grad::<B>(box_of::<B, Float>(&grad, &part.outputs()), weight.clone(), &part.window, spec.groups)
         })
     }
 

@@ -11,8 +11,9 @@ use burn_backend::ElementConversion;
 use rayon::prelude::*;
 
 use super::super::{Window, WindowAxis};
-use super::Activation;
 use super::simd::{Dots, Isa, MAX_VECTORS, Panel, Real, interleave, strided, vectorised};
+use super::slab::{self, Place, Slab};
+use super::{Activation, written};
 
 /// Rows of the packed matrix (channels x taps, or positions) between two updates of the sums: a panel of that many
 /// rows stays in the first-level cache, and long sums are rounded less in short blocks. Ten steps of CosmoFlow in
@@ -261,31 +262,6 @@ impl Gather {
     }
 }
 
-/// A box of whole rows of x: `[samples, channels, planes, rows, width]`. Several make up a block.
-pub(crate) struct Slab<'a, T> {
-    pub(crate) planes: Range<usize>,
-    pub(crate) rows: Range<usize>,
-    pub(crate) values: &'a [T],
-}
-
-impl<'a, T> Slab<'a, T> {
-    /// All of `x`.
-    fn whole(gather: &Gather, x: &'a [T]) -> Slab<'a, T> {
-        Slab { planes: 0..gather.0[0].source, rows: 0..gather.0[1].source, values: x }
-    }
-
-    /// A row of channel `channel`, counted over all samples, if it is here.
-    #[inline(always)]
-    pub(super) fn row(&self, channel: usize, d: usize, h: usize, width: usize) -> Option<&'a [T]> {
-        if !self.planes.contains(&d) || !self.rows.contains(&h) {
-            return None;
-        }
-        let plane = channel * self.planes.len() + d - self.planes.start;
-        let from = (plane * self.rows.len() + h - self.rows.start) * width;
-        Some(&self.values[from..from + width])
-    }
-}
-
 /// Outputs in boxes of whole rows: the input of a box is copied once, padding included, and every tap reads it at an
 /// offset of its own. Neighbours along the width read neighbours of the copy, since elements of a row that lie a stride
 /// apart are side by side in it: first all those that output 0's first tap leads to, then those after them, and so on.
@@ -400,6 +376,7 @@ vectorised! {
         let [_, tile_rows, pitch] = tiles.extents;
         let first = |axis: &Axis, outputs: &Range<usize>| (outputs.start * axis.step) as isize + axis.bases[0];
         let reach = |axis: &Axis, outputs: &Range<usize>| (outputs.len() - 1) * axis.step + axis.span();
+        let mut line = Vec::new();
         for d in 0..reach(ad, &outputs[0]) {
             let source_d = first(ad, &outputs[0]) + d as isize;
             for h in 0..reach(ah, &outputs[1]) {
@@ -410,7 +387,7 @@ vectorised! {
                     continue;
                 }
                 let (source_d, source_h) = (source_d.unsigned_abs(), source_h.unsigned_abs());
-                let row = x.iter().find_map(|slab| slab.row(channel, source_d, source_h, aw.source)).expect("slabs make up x");
+                let row = slab::row(x, channel, source_d, source_h, aw.source, &mut line);
                 for (p, out) in out.chunks_exact_mut(tiles.phase).enumerate() {
                     let base = aw.bases[0] + p as isize;
                     // The first element at or behind a bound of the source.
@@ -519,6 +496,12 @@ vectorised! {
     }
 }
 
+/// The values of a block in one box.
+fn only<'a, T>(x: &[Slab<'a, T>]) -> &'a [T] {
+    let [Slab { values, .. }] = x else { unreachable!("short rows are read from a block in one box") };
+    values
+}
+
 /// What the output of a convolution is made of.
 #[derive(Clone, Copy)]
 pub(crate) struct Operands<'a, T> {
@@ -561,51 +544,44 @@ impl Conv {
 
     /// All of `x` as a box.
     pub(crate) fn whole<'a, T>(&self, x: &'a [T]) -> Slab<'a, T> {
-        Slab::whole(&self.gather, x)
+        Slab::whole([0, 1, 2].map(|i| self.gather.0[i].source), x)
     }
 
-    /// Whether [`Conv::forward_into`] reads x in several boxes.
+    /// Whether the output is computed from x in several boxes.
     pub(crate) fn reads_slabs<T: Real>(&self) -> bool {
         Tiles::fit(&self.gather, T::lanes(self.isa))
     }
 
+    /// Whether the weight's gradient is.
+    pub(crate) fn weight_grad_reads_slabs<T: Real>(&self) -> bool {
+        Tiles::whole_rows(&self.gather, T::lanes(self.isa)).is_some()
+    }
+
     /// The output.
     pub(crate) fn forward<T: Real>(&self, operands: Operands<'_, T>) -> Vec<T> {
-        let extents = [0, 1, 2].map(|i| self.gather.0[i].count);
-        let len = self.samples * self.channels[1] * self.gather.positions();
-        let mut out = Vec::with_capacity(len);
-        self.forward_to(operands, &mut out.spare_capacity_mut()[..len], extents, [0; 3]);
+        let counts = [0, 1, 2].map(|i| self.gather.0[i].count);
+        let write = |_, out: &mut [MaybeUninit<T>]| self.forward_into(operands, out, Place::whole(counts));
         // SAFETY: the box is the whole volume, so that every value is written.
-        unsafe { out.set_len(len) };
-        out
+        unsafe { written(1, self.samples * self.channels[1] * self.gather.positions(), write) }
     }
 
-    /// Writes the output, the product of the weight, as it lies, with packed windows, into volumes of `extents` in `out`,
-    /// at `at`. Every value is the same to the bit whichever part of a larger output it is computed with.
-    pub(crate) fn forward_into<T: Real>(&self, operands: Operands<'_, T>, out: &mut [T], extents: [usize; 3], at: [usize; 3]) {
-        // SAFETY: what is initialised stays so: only values are written.
-        let out = unsafe { &mut *(std::ptr::from_mut(out) as *mut [MaybeUninit<T>]) };
-        self.forward_to(operands, out, extents, at);
-    }
-
-    /// [`Conv::forward_into`]; every value of the box is written, and nothing else.
-    fn forward_to<T: Real>(&self, operands: Operands<'_, T>, out: &mut [MaybeUninit<T>], extents: [usize; 3], at: [usize; 3]) {
+    /// Writes the output, the product of the weight, as it lies, with packed windows, into the volumes `out`: every value
+    /// of its box, and nothing else. Each is the same to the bit whichever part of a larger output it is computed with.
+    pub(crate) fn forward_into<T: Real>(&self, operands: Operands<'_, T>, out: &mut [MaybeUninit<T>], place: Place) {
         let Conv { isa, samples, channels, groups, ref gather } = *self;
         let [inner, rows] = self.group_channels();
         let (taps, each) = (gather.taps(), gather.positions());
         let (depth, positions) = (inner * taps, each * samples);
         let counts = [0, 1, 2].map(|i| gather.0[i].count);
-        assert_eq!(out.len(), samples * channels[1] * extents.iter().product::<usize>());
-        assert!((0..3).all(|i| at[i] + counts[i] <= extents[i]));
+        assert!(place.fits(counts, out.len()) && out.len() == samples * channels[1] * place.extents.iter().product::<usize>());
         if positions == 0 || channels[1] == 0 {
             return;
         }
         if let Some(tiles) = Tiles::new(gather, T::lanes(isa), rows) {
-            return self.forward_tiles(&tiles, operands, out, extents, at);
+            return self.forward_tiles(&tiles, operands, out, place);
         }
-        let Operands { x: &[Slab { values: x, .. }], weight, bias, slope } = operands else {
-            unreachable!("short rows are read from a block in one");
-        };
+        let Operands { x, weight, bias, slope } = operands;
+        let x = only(x);
         let activation = Activation::changing(slope);
         let panel = T::panel(isa);
         // How the work is cut depends on the threads, the order of each sum does not.
@@ -660,9 +636,7 @@ impl Conv {
                     for (start, reads) in starts.iter().zip(&reads) {
                         for run in &reads.runs {
                             let (row, w) = (run.position / counts[2], run.position % counts[2]);
-                            let (d, h) = (row / counts[1] + at[0], row % counts[1] + at[1]);
-                            let volume = run.sample * channels[1] + channel;
-                            let from = ((volume * extents[0] + d) * extents[1] + h) * extents[2] + w + at[2];
+                            let from = place.voxel(run.sample * channels[1] + channel, [row / counts[1], row % counts[1], w]);
                             // SAFETY: a task owns its channels and positions, and the box lies in the volume.
                             let out = unsafe { shared.part(from, run.len) };
                             finish(isa, &sums[start + run.column..], bias, activation, out);
@@ -673,15 +647,8 @@ impl Conv {
         });
     }
 
-    /// [`Conv::forward_to`] by tiles. The order of every sum is the same.
-    fn forward_tiles<T: Real>(
-        &self,
-        tiles: &Tiles,
-        operands: Operands<'_, T>,
-        out: &mut [MaybeUninit<T>],
-        extents: [usize; 3],
-        at: [usize; 3],
-    ) {
+    /// [`Conv::forward_into`] by tiles. The order of every sum is the same.
+    fn forward_tiles<T: Real>(&self, tiles: &Tiles, operands: Operands<'_, T>, out: &mut [MaybeUninit<T>], place: Place) {
         let Conv { isa, samples, channels, groups, ref gather } = *self;
         let [inner, rows] = self.group_channels();
         let [ad, ah, aw] = &gather.0;
@@ -741,8 +708,7 @@ impl Conv {
                     let channel = group * rows + m.start + i;
                     let bias = bias.map_or(T::default(), |b| b[channel]);
                     for ((d, h), sums) in lines.iter().zip(sums.chunks_exact(tiles.vectors * lanes)) {
-                        let volume = (sample * channels[1] + channel) * extents[0] + d + at[0];
-                        let from = (volume * extents[1] + h + at[1]) * extents[2] + at[2];
+                        let from = place.voxel(sample * channels[1] + channel, [*d, *h, 0]);
                         // SAFETY: a task owns its channels and rows, and the box lies in the volume.
                         let out = unsafe { shared.part(from, aw.count) };
                         finish(isa, sums, bias, activation, out);
@@ -859,8 +825,9 @@ impl Conv {
         out
     }
 
-    /// The gradient of the weight: the product of `grad`, as it lies, with packed windows turned over.
-    pub(crate) fn weight_grad<T: Real>(&self, x: &[T], grad: &[T]) -> Vec<T> {
+    /// The gradient of the weight: the product of `grad`, as it lies, with packed windows turned over. x is in several boxes
+    /// only where [`Conv::weight_grad_reads_slabs`].
+    pub(crate) fn weight_grad<T: Real>(&self, x: &[Slab<'_, T>], grad: &[T]) -> Vec<T> {
         let Conv { isa, samples, channels, groups, ref gather } = *self;
         let [inner, rows] = self.group_channels();
         let (all, positions) = (inner * gather.taps(), gather.positions());
@@ -869,8 +836,9 @@ impl Conv {
             return vec![T::default(); size];
         }
         if let Some(tiles) = Tiles::whole_rows(gather, T::lanes(isa)) {
-            return self.weight_grad_tiles(&tiles, &[self.whole(x)], grad);
+            return self.weight_grad_tiles(&tiles, x, grad);
         }
+        let x = only(x);
         if positions >= DEPTH {
             return self.weight_grad_dots(x, grad);
         }
@@ -929,13 +897,6 @@ impl Conv {
             });
         });
         sum_parts(out, size)
-    }
-
-    /// [`Conv::weight_grad`] of x in slabs, which make up all of it; `None` where it has to lie in one.
-    pub(crate) fn weight_grad_of_slabs<T: Real>(&self, x: &[Slab<'_, T>], grad: &[T]) -> Option<Vec<T>> {
-        let enough = self.channels.iter().all(|c| *c > 0) && self.samples * self.gather.positions() * self.gather.taps() > 0;
-        let tiles = Tiles::whole_rows(&self.gather, T::lanes(self.isa)).filter(|_| enough)?;
-        Some(self.weight_grad_tiles(&tiles, x, grad))
     }
 
     /// The gradient of the weight by tiles: of some input channels, and each row of `grad` as it lies.

@@ -15,14 +15,16 @@ pub(crate) mod norm;
 mod pool;
 mod resample;
 mod simd;
+mod slab;
 
 pub(crate) use activation::{Activation, activation_grad};
 pub use broadcast::Arithmetic;
 pub(crate) use broadcast::{Runs, dense};
-pub(crate) use conv::{Conv, Operands, Slab};
-pub(crate) use pool::{Place, average, average_grad, max, max_grad};
+pub(crate) use conv::{Conv, Operands};
+pub(crate) use pool::{average, average_grad, max, max_grad};
 pub(crate) use resample::{resample, resample_grad};
 pub(crate) use simd::{Isa, Real};
+pub(crate) use slab::{Place, Slab};
 
 /// The elements of a contiguous tensor.
 pub(crate) fn slice<T: Real>(tensor: &FlexTensor) -> &[T] {

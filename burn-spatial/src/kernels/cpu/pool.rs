@@ -5,50 +5,10 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::super::{Count, Window, WindowAxis};
-use super::conv::Slab;
+use super::super::{Count, Window, WindowAxis, outputs};
 use super::simd::{Isa, Real, interleave, strided, vectorised};
+use super::slab::{self, Place, Slab};
 use super::{filled, written};
-
-/// Where a box of outputs lies in volumes that are written part by part.
-#[derive(Clone, Copy)]
-pub(crate) struct Place {
-    /// Extents of the volumes.
-    pub(crate) extents: [usize; 3],
-    /// Of the box's first voxel.
-    pub(crate) at: [usize; 3],
-}
-
-impl Place {
-    /// Values of a plane of the volumes.
-    fn plane(&self) -> usize {
-        self.extents[1] * self.extents[2]
-    }
-
-    /// The channel and the box's plane of outputs that plane `i` of all volumes is.
-    fn of(&self, i: usize, window: &Window) -> Option<(usize, usize)> {
-        let od = (i % self.extents[0]).checked_sub(self.at[0]).filter(|od| *od < window[0].output)?;
-        Some((i / self.extents[0], od))
-    }
-
-    /// Row `oh` of the box in its plane of the volumes.
-    fn row(&self, oh: usize, window: &Window) -> Range<usize> {
-        let start = (self.at[1] + oh) * self.extents[2] + self.at[2];
-        start..start + window[2].output
-    }
-
-    /// Whether the box lies in the volumes, of which `values` there are.
-    fn fits(&self, window: &Window, values: usize) -> bool {
-        let inside = (0..3).all(|i| self.at[i] + window[i].output <= self.extents[i]);
-        inside && values.is_multiple_of(self.extents.iter().product::<usize>().max(1))
-    }
-}
-
-/// A row of x, which its boxes make up.
-#[inline(always)]
-fn row_of<'a, T>(x: &[Slab<'a, T>], channel: usize, d: usize, h: usize, width: usize) -> &'a [T] {
-    x.iter().find_map(|slab| slab.row(channel, d, h, width)).expect("boxes make up x")
-}
 
 /// For each tap the outputs that read inside the input, and the input of output 0.
 fn taps(axis: &WindowAxis) -> Vec<(Range<usize>, isize)> {
@@ -107,12 +67,12 @@ vectorised! {
         let [_, h, w] = reads.window;
         let (channel, od) = at;
         let [mut read_row, mut next] = [0; 2].map(|_| vec![T::default(); w.output]);
-        let mut next_taps = vec![0u32; w.output];
+        let (mut next_taps, mut line) = (vec![0u32; w.output], Vec::new());
         for (oh, best_taps) in best_taps.chunks_exact_mut(w.output).enumerate() {
-            let out = filled(&mut out[place.row(oh, reads.window)], T::NEG_INFINITY);
+            let out = filled(&mut out[place.in_plane(oh, 0)..][..w.output], T::NEG_INFINITY);
             for (nd, id) in reads.along(0, od) {
                 for (nh, ih) in reads.along(1, oh) {
-                    let x = row_of(x, channel, id, ih, w.input);
+                    let x = slab::row(x, channel, id, ih, w.input, &mut line);
                     for (nw, tap) in reads.taps[2].iter().enumerate() {
                         let range = tap.0.clone();
                         let Some(first) = read(range.start, tap, w.stride) else { continue };
@@ -153,7 +113,7 @@ pub(crate) fn max<T: Real>(
     place: Place,
 ) {
     let [d, h, w] = window;
-    assert!(place.fits(window, out.len()) && at.len() == out.len());
+    assert!(place.fits(outputs(window), out.len()) && at.len() == out.len());
     if out.is_empty() || window.iter().any(|axis| axis.output == 0) {
         return;
     }
@@ -168,12 +128,12 @@ pub(crate) fn max<T: Real>(
     }
     let outs = out.par_chunks_exact_mut(place.plane());
     outs.zip(at.par_chunks_exact_mut(place.plane())).enumerate().for_each(|(i, (out, at))| {
-        let Some((channel, od)) = place.of(i, window) else { return };
+        let Some((channel, od)) = place.of(i, window[0].output) else { return };
         let mut best_taps = vec![0u32; h.output * w.output];
         max_slice(isa, x, &reads, (channel, od), place, out, &mut best_taps);
         for (oh, best_taps) in best_taps.chunks_exact(w.output).enumerate() {
             let of_row = flat([(od * d.stride) as isize + origin[0], (oh * h.stride) as isize + origin[1], origin[2]]);
-            for (ow, (at, tap)) in at[place.row(oh, window)].iter_mut().zip(best_taps).enumerate() {
+            for (ow, (at, tap)) in at[place.in_plane(oh, 0)..].iter_mut().zip(best_taps).enumerate() {
                 let position = of_row + (ow * w.stride) as i64 + of_taps[*tap as usize];
                 at.write(if *tap > 0 { position } else { -1 });
             }
@@ -249,13 +209,13 @@ vectorised! {
         let Means { reads, scales: [sd, sh, sw] } = means;
         let [_, _, w] = reads.window;
         let (channel, od) = at;
-        let (mut rows, mut sums) = (vec![T::default(); w.input], vec![T::default(); w.output]);
+        let (mut rows, mut sums, mut line) = (vec![T::default(); w.input], vec![T::default(); w.output], Vec::new());
         for (oh, sh) in sh.iter().enumerate() {
-            let out = &mut out[place.row(oh, reads.window)];
+            let out = &mut out[place.in_plane(oh, 0)..][..w.output];
             rows.fill(T::default());
             for (_, id) in reads.along(0, od) {
                 for (_, ih) in reads.along(1, oh) {
-                    add(&mut rows, row_of(x, channel, id, ih, w.input));
+                    add(&mut rows, slab::row(x, channel, id, ih, w.input, &mut line));
                 }
             }
             sums.fill(T::default());
@@ -275,13 +235,13 @@ vectorised! {
 /// x `[planes, in..]` in boxes -> means, written into `out` `[planes, extents..]`. Every value of the box is written, and
 /// nothing else.
 pub(crate) fn average<T: Real>(isa: Isa, x: &[Slab<'_, T>], window: &Window, count: Count, out: &mut [MaybeUninit<T>], place: Place) {
-    assert!(place.fits(window, out.len()));
+    assert!(place.fits(outputs(window), out.len()));
     if out.is_empty() {
         return;
     }
     let means = Means::of(window, count);
     out.par_chunks_exact_mut(place.plane()).enumerate().for_each(|(i, out)| {
-        if let Some(at) = place.of(i, window) {
+        if let Some(at) = place.of(i, window[0].output) {
             mean_slice(isa, x, &means, at, place, out);
         }
     });

@@ -6,11 +6,13 @@ use rayon::prelude::*;
 use super::super::Taps;
 use super::simd::Real;
 
-/// Calls `f(output, input, weight)` for each read of a line.
+/// Calls `f(output, input, weight)` for each read of a line; what weighs nothing is not read.
 fn each<T: Real>(rows: &[(Vec<usize>, Vec<T>)], outputs: usize, mut f: impl FnMut(usize, usize, T)) {
     for o in 0..outputs {
         for (indices, weights) in rows {
-            f(o, indices[o], weights[o]);
+            if weights[o] != T::default() {
+                f(o, indices[o], weights[o]);
+            }
         }
     }
 }

@@ -130,21 +130,23 @@ fn check_conv<T: Real>(isa: Isa, case: &Case, rng: &mut Rng, tolerance: f64) {
     let (cx, cw, cg) = (cast::<T>(&x), cast::<T>(&w), cast::<T>(&g));
     let what = |part: &str| format!("{part} {isa:?} {case:?}");
     let cb = cast::<T>(&b);
-    let boxes = if own.reads_slabs::<T>() { boxes(&cx, inputs(&case.window)) } else { vec![] };
+    let boxes = boxes(&cx, inputs(&case.window));
     for slope in [1.0, 0.0, 0.25] {
         let of = |x: &[Slab<'_, T>]| own.forward(Operands { x, weight: &cw, bias: Some(&cb), slope: T::from_elem(slope) });
         let want: Vec<f64> = y.iter().map(|y| if *y < 0.0 { y * slope } else { *y }).collect();
         let got = of(&[own.whole(&cx)]);
         close(&got, &want, tolerance, &what(&format!("conv with slope {slope}")));
-        assert!(boxes.is_empty() || of(&slabs(&boxes)) == got, "{}", what("boxes"));
+        assert!(!own.reads_slabs::<T>() || of(&slabs(&boxes)) == got, "{}", what("boxes"));
     }
+    let weight_grad = own.weight_grad(&[own.whole(&cx)], &cg);
+    assert!(!own.weight_grad_reads_slabs::<T>() || own.weight_grad(&slabs(&boxes), &cg) == weight_grad, "{}", what("boxes, weight"));
     close(&own.data_grad(&cg, &cw), &gx, tolerance, &what("data"));
-    close(&own.weight_grad(&cx, &cg), &gw, tolerance, &what("weight"));
+    close(&weight_grad, &gw, tolerance, &what("weight"));
     // <conv(x), g> = <x, data_grad(g)> = <w, weight_grad(x, g)>, from the kernels' own values.
     let dot = |a: &[T], b: &[T]| a.iter().zip(b).map(|(a, b)| a.elem::<f64>() * b.elem::<f64>()).sum::<f64>();
     let forward = dot(&own.forward(Operands::product(&[own.whole(&cx)], &cw)), &cg);
     let data = dot(&cx, &own.data_grad(&cg, &cw));
-    let weight = dot(&cw, &own.weight_grad(&cx, &cg));
+    let weight = dot(&cw, &weight_grad);
     let scale = tolerance * (1.0 + g.len() as f64 * 10.0);
     assert!((forward - data).abs() <= scale && (forward - weight).abs() <= scale, "{forward} {data} {weight} {case:?}");
 }
@@ -242,7 +244,8 @@ fn parts_have_the_bits_of_the_whole() {
                     WindowAxis { output: range.len(), offset: axis.offset - (range.start * axis.stride) as isize, ..axis }
                 };
                 let own = Conv::new(isa, 1, channels, &[of(0), of(1), of(2)], 1);
-                own.forward_into(operands, &mut out, outs, [0, 1, 2].map(|i| ranges[i].start));
+                let place = Place { extents: outs, at: [0, 1, 2].map(|i| ranges[i].start) };
+                own.forward_into(operands, uninit(&mut out), place);
             }
             assert!(out == whole, "{isa:?} {window:?}");
         }
@@ -262,18 +265,9 @@ fn slabs_have_the_bits_of_the_block() {
             let x: Vec<f32> = cast(&rng.values(samples * channels[0] * ins.iter().product::<usize>()));
             let g: Vec<f32> = cast(&rng.values(samples * channels[1] * outs.iter().product::<usize>()));
             let own = Conv::new(isa, samples, channels, window, 1);
-            // Two by two boxes, the last plane and the first rows by themselves.
-            let (planes, rows) = ([0..ins[0] - 1, ins[0] - 1..ins[0]], [0..2, 2..ins[1]]);
-            let cut = |planes: &Range<usize>, rows: &Range<usize>| -> Vec<f32> {
-                let line = |c: usize, d: usize, h: usize| ((c * ins[0] + d) * ins[1] + h) * ins[2];
-                let all = (0..samples * channels[0]).flat_map(|c| planes.clone().map(move |d| (c, d)));
-                let lines = all.flat_map(|(c, d)| rows.clone().map(move |h| line(c, d, h)));
-                lines.flat_map(|from| x[from..from + ins[2]].to_vec()).collect()
-            };
-            let boxes: Vec<_> = planes.iter().flat_map(|p| rows.iter().map(|r| (p.clone(), r.clone(), cut(p, r)))).collect();
-            let slabs = boxes.iter().map(|(planes, rows, values)| Slab { planes: planes.clone(), rows: rows.clone(), values });
-            let slabs: Vec<Slab<'_, f32>> = slabs.collect();
-            assert!(own.weight_grad_of_slabs(&slabs, &g).unwrap() == own.weight_grad(&x, &g), "{isa:?} {window:?}");
+            let boxes = boxes(&x, ins);
+            assert!(own.weight_grad_reads_slabs::<f32>() && boxes.len() == 4);
+            assert!(own.weight_grad(&slabs(&boxes), &g) == own.weight_grad(&[own.whole(&x)], &g), "{isa:?} {window:?}");
         }
     }
 }
@@ -298,7 +292,7 @@ fn results_do_not_depend_on_threads() {
         let run = |threads: usize| {
             rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(|| {
                 let own = Conv::new(Isa::get(), 1, [12, 40], &window, 1);
-                [own.forward(Operands::product(&[own.whole(&x)], &w)), own.data_grad(&g, &w), own.weight_grad(&x, &g)]
+                [own.forward(Operands::product(&[own.whole(&x)], &w)), own.data_grad(&g, &w), own.weight_grad(&[own.whole(&x)], &g)]
             })
         };
         let one = run(1);
@@ -360,20 +354,21 @@ fn placed(rng: &mut Rng, window: &Window) -> ([isize; 3], [usize; 3]) {
     (origin.map(|o| o as isize), volume)
 }
 
-/// x cut in two boxes along the depth and one of these along the height, if there is something to cut.
-fn boxes<T: Real>(x: &[T], [d, h, w]: [usize; 3]) -> Vec<([Range<usize>; 2], Vec<T>)> {
-    let (plane, row) = (d / 2, h / 2);
-    let all = [[0..plane, 0..h], [plane..d, 0..row], [plane..d, row..h]];
-    let values = |[planes, rows]: &[Range<usize>; 2]| {
+/// x cut in two boxes along the depth, one of these along the height, and a part of that along the width, where there is
+/// something to cut.
+fn boxes<T: Real>(x: &[T], [d, h, w]: [usize; 3]) -> Vec<([Range<usize>; 3], Vec<T>)> {
+    let (plane, row, column) = (d / 2, h / 2, w / 3);
+    let all = [[0..plane, 0..h, 0..w], [plane..d, 0..row, 0..w], [plane..d, row..h, 0..column], [plane..d, row..h, column..w]];
+    let values = |[planes, rows, columns]: &[Range<usize>; 3]| {
         let lines =
             x.chunks_exact(d * h * w).flat_map(|x| planes.clone().flat_map(move |d| rows.clone().map(move |h_at| (x, d * h + h_at))));
-        lines.flat_map(|(x, line)| x[line * w..(line + 1) * w].to_vec()).collect()
+        lines.flat_map(|(x, line)| x[line * w..][columns.clone()].to_vec()).collect()
     };
     all.into_iter().filter(|at| at.iter().all(|range| !range.is_empty())).map(|at| (at.clone(), values(&at))).collect()
 }
 
-fn slabs<T: Real>(boxes: &[([Range<usize>; 2], Vec<T>)]) -> Vec<Slab<'_, T>> {
-    boxes.iter().map(|([planes, rows], values)| Slab { planes: planes.clone(), rows: rows.clone(), values }).collect()
+fn slabs<T: Real>(boxes: &[([Range<usize>; 3], Vec<T>)]) -> Vec<Slab<'_, T>> {
+    boxes.iter().map(|(at, values)| Slab { at: at.clone(), values }).collect()
 }
 
 /// What `write` writes into a part of larger volumes, of which nothing else may change.
