@@ -84,7 +84,11 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for SpatialTensor<B, K> {
 
 /// A failure to communicate ends the rank: the launcher reports it and ends the job.
 pub(crate) fn communicated<T>(result: Result<T, CommError>) -> T {
-    result.unwrap_or_else(|error| panic!("{error}"))
+    result.unwrap_or_else(|error| match error {
+        // Of another rank's failure nothing is printed: its own message tells.
+        CommError::Poisoned { .. } => std::panic::resume_unwind(Box::new(error.to_string())),
+        error => panic!("{error}"),
+    })
 }
 
 impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {

@@ -6,7 +6,7 @@ use burn_std::{Shape, Slice};
 use super::plan::{Message, Plan, Region};
 use crate::comm::{CommError, Request};
 use crate::kind::{Kind, Numeric};
-use crate::mesh::Mesh;
+use crate::mesh::{AxisSet, Mesh};
 use crate::stats::copied;
 use crate::trace::timed;
 
@@ -19,12 +19,12 @@ pub(crate) fn slices(region: &Region) -> Vec<Slice> {
     region.start.iter().zip(&region.length).map(|(start, length)| Slice::new(*start as isize, Some((start + length) as isize), 1)).collect()
 }
 
-fn pack<B: Backend, K: Kind<B>>(block: &K::Primitive, message: &Message) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(message.elements() * block.dtype().size());
-    // Of a view a dense tensor is made first.
-    copied(2 * bytes.capacity());
+/// The bytes of a message, of whose boxes `part` gives the values.
+fn pack<B: Backend, K: Kind<B>>(message: &Message, dtype: DType, mut part: impl FnMut(&Region) -> K::Primitive) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(message.elements() * dtype.size());
+    copied(bytes.capacity());
     for region in &message.regions {
-        bytes.extend_from_slice(K::into_data(K::slice(block.clone(), &slices(region))).as_bytes());
+        bytes.extend_from_slice(K::into_data(part(region)).as_bytes());
     }
     bytes
 }
@@ -51,8 +51,8 @@ fn unpack<B: Backend, K: Kind<B>>(bytes: Vec<u8>, message: &Message, dtype: DTyp
 
 /// Messages of an exchange on their way.
 pub struct Exchange<'a> {
-    plan: &'a Plan,
     dtype: DType,
+    expected: &'a [Message],
     incoming: Vec<Box<dyn Request>>,
     outgoing: Vec<Box<dyn Request>>,
 }
@@ -65,13 +65,31 @@ impl<'a> Exchange<'a> {
     /// As the communicator.
     pub fn start<B: Backend, K: Kind<B>>(mesh: &Mesh, plan: &'a Plan, own: &K::Primitive) -> Result<Exchange<'a>, CommError> {
         let dtype = own.dtype();
-        let mut messages = Exchange { plan, dtype, incoming: Vec::new(), outgoing: Vec::new() };
-        if let Some(comm) = mesh.group(plan.group) {
-            for message in &plan.receives {
-                messages.incoming.push(comm.start_recv(message.peer, FORWARD, message.elements() * dtype.size())?);
+        let part = |region: &Region| {
+            // Of a view a dense tensor is made first.
+            copied(region.elements() * dtype.size());
+            K::slice(own.clone(), &slices(region))
+        };
+        Exchange::with::<B, K>(mesh, plan.group, FORWARD, dtype, [&plan.sends, &plan.receives], part)
+    }
+
+    /// Starts an exchange of the messages `[sent, expected]`, of whose boxes `part` gives the values.
+    fn with<B: Backend, K: Kind<B>>(
+        mesh: &Mesh,
+        group: AxisSet,
+        tag: u16,
+        dtype: DType,
+        [sent, expected]: [&'a [Message]; 2],
+        mut part: impl FnMut(&Region) -> K::Primitive,
+    ) -> Result<Exchange<'a>, CommError> {
+        let mut messages = Exchange { dtype, expected, incoming: Vec::new(), outgoing: Vec::new() };
+        if let Some(comm) = mesh.group(group) {
+            for message in expected {
+                messages.incoming.push(comm.start_recv(message.peer, tag, message.elements() * dtype.size())?);
             }
-            for message in &plan.sends {
-                messages.outgoing.push(comm.start_send(message.peer, FORWARD, pack::<B, K>(own, message))?);
+            for message in sent {
+                let bytes = pack::<B, K>(message, dtype, &mut part);
+                messages.outgoing.push(comm.start_send(message.peer, tag, bytes)?);
             }
         }
         Ok(messages)
@@ -85,13 +103,13 @@ impl<'a> Exchange<'a> {
         self.incoming.iter_mut().chain(&mut self.outgoing).try_for_each(|request| request.test().map(drop))
     }
 
-    /// Waits for all messages; each box with where it lies in the needed block.
+    /// Waits for all messages; each box with where it lies in the block.
     ///
     /// # Errors
     /// As the communicator.
     pub fn receive<B: Backend, K: Kind<B>>(self, device: &B::Device) -> Result<Vec<(Region, K::Primitive)>, CommError> {
         let mut parts = Vec::new();
-        for (request, message) in self.incoming.into_iter().zip(&self.plan.receives) {
+        for (request, message) in self.incoming.into_iter().zip(self.expected) {
             parts.extend(unpack::<B, K>(wait(request)?, message, self.dtype, device));
         }
         self.outgoing.into_iter().try_for_each(|request| wait(request).map(drop))?;
@@ -156,26 +174,10 @@ pub fn exchange_add<B: Backend, K: Numeric<B>>(
     overlap: bool,
     mut part: impl FnMut(&Region) -> K::Primitive,
 ) -> Result<K::Primitive, CommError> {
-    let mut incoming = Vec::new();
-    let mut outgoing = Vec::new();
-    if let Some(comm) = mesh.group(plan.group) {
-        for message in &plan.sends {
-            incoming.push(comm.start_recv(message.peer, REVERSE, message.elements() * dtype.size())?);
-        }
-        for message in &plan.receives {
-            let mut bytes = Vec::with_capacity(message.elements() * dtype.size());
-            copied(bytes.capacity());
-            for region in &message.regions {
-                bytes.extend_from_slice(K::into_data(part(region)).as_bytes());
-            }
-            outgoing.push(comm.start_send(message.peer, REVERSE, bytes)?);
-        }
-    }
-    let mut arrived = Vec::new();
-    if !overlap {
-        arrived = std::mem::take(&mut incoming).into_iter().map(wait).collect::<Result<_, _>>()?;
-    }
-    let mut own = match &plan.keeps[..] {
+    let messages = Exchange::with::<B, K>(mesh, plan.group, REVERSE, dtype, [&plan.receives, &plan.sends], &mut part)?;
+    // On its way, or here.
+    let received = if overlap { Err(messages) } else { Ok(messages.receive::<B, K>(device)?) };
+    let own = match &plan.keeps[..] {
         // The usual case: one part covers the whole shard.
         [(to, from)] if to.length == plan.own => part(from),
         keeps => {
@@ -183,17 +185,12 @@ pub fn exchange_add<B: Backend, K: Numeric<B>>(
             keeps.iter().fold(zeros, |own, (to, from)| K::slice_add(own, &slices(to), part(from)))
         }
     };
-    for request in incoming {
-        arrived.push(wait(request)?);
-    }
+    let received = match received {
+        Ok(received) => received,
+        Err(messages) => messages.receive::<B, K>(device)?,
+    };
     timed!(HALO, "add");
-    for (bytes, message) in arrived.into_iter().zip(&plan.sends) {
-        for (region, part) in unpack::<B, K>(bytes, message, dtype, device) {
-            own = K::slice_add(own, &slices(&region), part);
-        }
-    }
-    outgoing.into_iter().try_for_each(|request| wait(request).map(drop))?;
-    Ok(own)
+    Ok(received.into_iter().fold(own, |own, (region, part)| K::slice_add(own, &slices(&region), part)))
 }
 
 fn wait(request: Box<dyn Request>) -> Result<Vec<u8>, CommError> {

@@ -21,6 +21,7 @@ pub mod generic;
 mod taps;
 
 pub use cpu::Arithmetic;
+pub(crate) use cpu::norm::Moments;
 pub use taps::{Position, Taps};
 
 /// One axis of a window operation on a block. Tap `t` of output `o` reads input `o * stride + t * dilation - offset`;

@@ -7,6 +7,7 @@ use crate::Spatial;
 use crate::comm::{CommError, ReduceOp};
 use crate::device::RankContext;
 use crate::gradients::all_reduce;
+use crate::kernels::Moments;
 use crate::kind::{Float, Kind};
 use crate::layout::Layout;
 use crate::mesh::AxisSet;
@@ -20,8 +21,7 @@ fn stored(x: &Layout) -> Layout {
 }
 
 /// Mean, and sum of squared deviations from it, of each channel of a volume, out of those of the ranks' blocks, of which
-/// this rank's has `count` elements a channel (Chan, Golub and LeVeque, 1979). The same bits on all ranks. Collective over
-/// the axes.
+/// this rank's has `count` elements a channel. The same bits on all ranks. Collective over the axes.
 fn of_blocks<B: Backend>(
     context: &RankContext,
     own: [FloatTensor<B>; 2],
@@ -49,12 +49,10 @@ fn of_blocks<B: Backend>(
         }
         blocks.push(numbers.iter().map(|x| f64::from_ne_bytes(*x)).collect::<Vec<f64>>());
     }
-    let n: f64 = blocks.iter().map(|block| block[0]).sum();
     let whole = |c: usize| {
-        let mean = blocks.iter().map(|block| block[0] * block[1 + c]).sum::<f64>() / n;
-        let off = |block: &Vec<f64>| block[1 + c] - mean;
-        let m2: f64 = blocks.iter().map(|block| block[1 + channels + c] + block[0] * off(block) * off(block)).sum();
-        (mean, m2)
+        let of = |block: &Vec<f64>| Moments { n: block[0], mean: block[1 + c], m2: block[1 + channels + c] };
+        let all = blocks.iter().map(of).fold(Moments::default(), Moments::with);
+        (all.mean, all.m2)
     };
     let (mean, m2): (Vec<f64>, Vec<f64>) = (0..channels).map(whole).unzip();
     Ok([mean, m2].map(|values| <Float as Kind<B>>::from_data(TensorData::new(values, shape.clone()).convert_dtype(dtype), device)))

@@ -363,6 +363,10 @@ impl Resampled {
     /// `x` resampled, in parts as [`Windowed::in_parts`]. Collective.
     fn forward<B: Backend>(&self, context: &RankContext, x: Tensor<B>) -> Tensor<B> {
         let (device, dtype) = (x.device().clone(), x.dtype());
+        if self.halo.plan.is_identity() {
+            let own = x.into_layout(&self.halo.input).settle().0;
+            return SpatialTensor::new(kernels::resample::<B>(own, &self.local), self.halo.output.clone(), device);
+        }
         let outputs = std::array::from_fn(|i| self.local[i].outputs());
         let shard = self.halo.shard().filter(|_| !self.halo.plan.receives.is_empty()).unwrap_or([const { 0..0 }; 3]);
         let inner: [Range<usize>; 3] = std::array::from_fn(|i| self.local[i].inner(&shard[i]));
@@ -383,15 +387,11 @@ impl Resampled {
                 start..end
             })
         };
-        let y = if self.halo.plan.is_identity() {
-            put::<B, Float>(y, [0; 3], kernels::resample::<B>(own, &self.local))
-        } else {
-            let far = far.into_iter().flat_map(|outputs| parts::cut(outputs, Halo::assembled::<B>(&own), &reach));
-            far.fold(y, |y, outputs| {
-                let input = reach(&outputs);
-                resampled(y, self.halo.block::<B>(&own, &received, &input, device.inner_device()), &outputs, &input)
-            })
-        };
+        let far = far.into_iter().flat_map(|outputs| parts::cut(outputs, Halo::assembled::<B>(&own), &reach));
+        let y = far.fold(y, |y, outputs| {
+            let input = reach(&outputs);
+            resampled(y, self.halo.block::<B>(&own, &received, &input, device.inner_device()), &outputs, &input)
+        });
         SpatialTensor::new(y, self.halo.output.clone(), device)
     }
 

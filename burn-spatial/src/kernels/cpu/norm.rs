@@ -77,10 +77,10 @@ fn sum<T: Real>(a: &[T], b: &[T], f: impl Fn(T, T) -> T) -> f64 {
 /// Count, mean, and sum of squared deviations from it (Chan, Golub and LeVeque, "Updating formulae and a pairwise
 /// algorithm for computing sample variances", 1979).
 #[derive(Clone, Copy, Default)]
-struct Moments {
-    n: f64,
-    mean: f64,
-    m2: f64,
+pub(crate) struct Moments {
+    pub(crate) n: f64,
+    pub(crate) mean: f64,
+    pub(crate) m2: f64,
 }
 
 impl Moments {
@@ -95,7 +95,8 @@ impl Moments {
         Moments { n, mean, m2: (m2 - n * off * off).max(0.0) }
     }
 
-    fn with(self, other: Moments) -> Moments {
+    /// Those of all elements of both.
+    pub(crate) fn with(self, other: Moments) -> Moments {
         let n = self.n + other.n;
         if n == 0.0 {
             return self;
