@@ -959,20 +959,21 @@ impl Conv {
     /// The gradient of the weight where there are many positions: windows packed as they lie, multiplied along the
     /// positions.
     fn weight_grad_dots<T: Real>(&self, x: &[T], grad: &[T]) -> Vec<T> {
-        const BLOCK: usize = 2 * DEPTH;
         let Conv { isa, samples, channels, groups, ref gather } = *self;
         let ([inner, rows], lanes) = (self.group_channels(), T::lanes(isa));
+        // Enough vectors for what adding up a sum's lanes takes.
+        let block = (2 * DEPTH).max(32 * lanes);
         let (taps, positions) = (gather.taps(), gather.positions());
         let (all, size) = (inner * taps, channels[1] * inner * taps);
         let blocks: Vec<(usize, Range<usize>)> =
-            (0..samples).flat_map(|s| (0..positions).step_by(BLOCK).map(move |p| (s, p..(p + BLOCK).min(positions)))).collect();
+            (0..samples).flat_map(|s| (0..positions).step_by(block).map(move |p| (s, p..(p + block).min(positions)))).collect();
         let (chunk, chunks) = chunks(blocks.len(), groups * inner, size);
         let mut out = vec![T::default(); chunks * size];
         let shared = Shared(out.as_mut_ptr());
 
         (0..chunks * groups * inner).into_par_iter().for_each(|task| {
             let (part, group, c) = (task / (groups * inner), task / inner % groups, task % inner);
-            with_scratch(taps * BLOCK.next_multiple_of(lanes), rows * (taps + lanes), |packed: &mut [T], rest: &mut [T]| {
+            with_scratch(taps * block.next_multiple_of(lanes), rows * (taps + lanes), |packed: &mut [T], rest: &mut [T]| {
                 let (sums, ends) = rest.split_at_mut(rows * taps);
                 sums.fill(T::default());
                 for (sample, p) in &blocks[part * chunk..((part + 1) * chunk).min(blocks.len())] {

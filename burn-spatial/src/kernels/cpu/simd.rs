@@ -10,7 +10,7 @@ use bytemuck::Pod;
 /// Instruction sets the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Isa {
-    /// 512-bit vectors.
+    /// 512-bit vectors, AVX-512 F and VL.
     #[cfg(target_arch = "x86_64")]
     Avx512,
     /// 256-bit vectors with fused multiply-add.
@@ -33,7 +33,7 @@ impl Isa {
         let mut all = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx512f") {
+            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
                 all.push((Isa::Avx512, "avx512"));
             }
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
@@ -92,7 +92,7 @@ macro_rules! vectorised {
             fn body<T: $crate::kernels::cpu::Real>($($arg: $type),*) $(-> $result)? $body
 
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f")]
+            #[target_feature(enable = "avx512f,avx512vl")]
             fn avx512<T: $crate::kernels::cpu::Real>($($arg: $type),*) $(-> $result)? {
                 body::<T>($($arg),*)
             }
@@ -201,9 +201,6 @@ pub(crate) struct Dots<'a, T> {
     pub(crate) ldc: usize,
 }
 
-/// Elements in the longest vector.
-const MAX_LANES: usize = 16;
-
 /// The element types of the CPU kernels.
 pub(crate) trait Real:
     Element + Pod + Copy + Default + PartialOrd + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + AddAssign
@@ -253,6 +250,8 @@ trait Vector: Copy {
     /// `self + a * b`
     unsafe fn mul_add(self, a: Self, b: Self) -> Self;
     unsafe fn add(self, a: Self) -> Self;
+    /// The sum of all lanes: halves onto halves.
+    unsafe fn sum(self) -> Self::T;
 }
 
 /// Plain arrays.
@@ -287,6 +286,18 @@ impl<T: Real, const L: usize> Vector for Array<T, L> {
     unsafe fn add(self, a: Self) -> Self {
         Array(std::array::from_fn(|i| self.0[i] + a.0[i]))
     }
+    #[inline(always)]
+    unsafe fn sum(self) -> T {
+        let mut lanes = self.0;
+        let mut n = L / 2;
+        while n > 0 {
+            for lane in 0..n {
+                lanes[lane] += lanes[lane + n];
+            }
+            n /= 2;
+        }
+        lanes[0]
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -295,8 +306,38 @@ mod x86 {
 
     use super::{Dots, Panel, Vector, dots, panel};
 
+    #[inline(always)]
+    unsafe fn sum_f32x8(v: __m256) -> f32 {
+        unsafe {
+            let four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sum_f32x16(v: __m512) -> f32 {
+        unsafe {
+            let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v)));
+            sum_f32x8(_mm256_add_ps(_mm512_castps512_ps256(v), high))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sum_f64x4(v: __m256d) -> f64 {
+        unsafe {
+            let two = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd::<1>(v));
+            _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sum_f64x8(v: __m512d) -> f64 {
+        unsafe { sum_f64x4(_mm256_add_pd(_mm512_castpd512_pd256(v), _mm512_extractf64x4_pd::<1>(v))) }
+    }
+
     macro_rules! vector {
-        ($name:ident, $register:ty, $t:ty, $lanes:literal, $wide:literal, $features:literal, $run:ident, $dots:ident, $zero:ident, $load:ident, $store:ident, $set1:ident, $fmadd:ident, $add:ident) => {
+        ($name:ident, $register:ty, $t:ty, $lanes:literal, $wide:literal, $features:literal, $run:ident, $dots:ident, $zero:ident, $load:ident, $store:ident, $set1:ident, $fmadd:ident, $add:ident, $sum:ident) => {
             #[derive(Clone, Copy)]
             struct $name($register);
 
@@ -328,6 +369,10 @@ mod x86 {
                 unsafe fn add(self, a: Self) -> Self {
                     unsafe { $name($add(self.0, a.0)) }
                 }
+                #[inline(always)]
+                unsafe fn sum(self) -> $t {
+                    unsafe { $sum(self.0) }
+                }
             }
 
             /// # Safety
@@ -352,7 +397,7 @@ mod x86 {
         f32,
         16,
         true,
-        "avx512f",
+        "avx512f,avx512vl",
         f32x16,
         dots_f32x16,
         _mm512_setzero_ps,
@@ -360,7 +405,8 @@ mod x86 {
         _mm512_storeu_ps,
         _mm512_set1_ps,
         _mm512_fmadd_ps,
-        _mm512_add_ps
+        _mm512_add_ps,
+        sum_f32x16
     );
     vector!(
         F32x8,
@@ -376,7 +422,8 @@ mod x86 {
         _mm256_storeu_ps,
         _mm256_set1_ps,
         _mm256_fmadd_ps,
-        _mm256_add_ps
+        _mm256_add_ps,
+        sum_f32x8
     );
     vector!(
         F64x8,
@@ -384,7 +431,7 @@ mod x86 {
         f64,
         8,
         true,
-        "avx512f",
+        "avx512f,avx512vl",
         f64x8,
         dots_f64x8,
         _mm512_setzero_pd,
@@ -392,7 +439,8 @@ mod x86 {
         _mm512_storeu_pd,
         _mm512_set1_pd,
         _mm512_fmadd_pd,
-        _mm512_add_pd
+        _mm512_add_pd,
+        sum_f64x8
     );
     vector!(
         F64x4,
@@ -408,7 +456,8 @@ mod x86 {
         _mm256_storeu_pd,
         _mm256_set1_pd,
         _mm256_fmadd_pd,
-        _mm256_add_pd
+        _mm256_add_pd,
+        sum_f64x4
     );
 }
 
@@ -547,12 +596,6 @@ unsafe fn dots<V: Vector>(p: &Dots<'_, V::T>) {
     let mut i = 0;
     // SAFETY: `i + M <= p.rows` for each block.
     unsafe {
-        if V::WIDE {
-            while p.rows - i >= 8 {
-                dot_columns::<V, 8>(p, i);
-                i += 8;
-            }
-        }
         while p.rows - i >= 4 {
             dot_columns::<V, 4>(p, i);
             i += 4;
@@ -564,7 +607,8 @@ unsafe fn dots<V: Vector>(p: &Dots<'_, V::T>) {
     }
 }
 
-/// Covers the columns with blocks whose sums are enough to hide a multiplication's latency; four are two and two.
+/// Covers the columns with blocks whose sums are enough to hide a multiplication's latency; four are two and two. With 32
+/// registers six columns at a time: of more rows instead the addresses would have to be computed as well.
 #[inline(always)]
 unsafe fn dot_columns<V: Vector, const M: usize>(p: &Dots<'_, V::T>, row: usize) {
     let mut j = 0;
@@ -580,6 +624,10 @@ unsafe fn dot_columns<V: Vector, const M: usize>(p: &Dots<'_, V::T>, row: usize)
                 2 | 4 => {
                     dot_block::<V, M, 2>(p, row, j);
                     j += 2;
+                }
+                6.. if V::WIDE => {
+                    dot_block::<V, M, 6>(p, row, j);
+                    j += 6;
                 }
                 _ => {
                     dot_block::<V, M, 3>(p, row, j);
@@ -617,17 +665,7 @@ unsafe fn dot_block<V: Vector, const M: usize, const N: usize>(p: &Dots<'_, V::T
         }
         for (i, sums) in sums.iter().enumerate() {
             for (j, sum) in sums.iter().enumerate() {
-                let mut lanes = [V::T::default(); MAX_LANES];
-                sum.store(lanes.as_mut_ptr());
-                // Halves onto halves.
-                let mut n = V::LANES / 2;
-                while n > 0 {
-                    for lane in 0..n {
-                        lanes[lane] += lanes[lane + n];
-                    }
-                    n /= 2;
-                }
-                *p.c.add((row + i) * p.ldc + column + j) += lanes[0];
+                *p.c.add((row + i) * p.ldc + column + j) += sum.sum();
             }
         }
     }
