@@ -181,7 +181,7 @@ impl<D: DeviceOps> SpatialDevice<D> {
         self.context().mesh.clone()
     }
 
-    /// Whether convolutions compute what needs no halo while halos are on their way, as they do by default. The results are
+    /// Whether convolutions, pools and interpolations compute what needs no halo while halos are on their way, as they do by default. The results are
     /// the same to the bit.
     pub fn set_overlap(&self, overlap: bool) {
         self.context().overlap.store(overlap, Ordering::Relaxed);

@@ -318,10 +318,11 @@ fn overlap_changes_no_bit_and_a_halo_comes_once() {
                 let x = place::split(Tensor::<B, 5>::random([2, 3, 11, 9, 10], Distribution::Default, device));
                 let spec = PoolSpec { stride: [2; 3], padding: [1; 3], ..PoolSpec::new([3; 3]) };
                 let (largest, at) = max_pool3d(x.clone(), &spec);
-                let floats = [largest, avg_pool3d(x, &spec)].map(|y| place::local(y.inner()).as_bytes().to_vec());
-                (floats, place::local_int(at).as_bytes().to_vec())
+                let up = UpsampleSpec { size: [22, 18, 20], scale: None, mode: UpsampleMode::Trilinear, align_corners: true };
+                let floats = [largest, avg_pool3d(x.clone(), &spec), upsample3d(x, &up)];
+                (floats.map(|y| place::local(y.inner()).as_bytes().to_vec()), place::local_int(at).as_bytes().to_vec())
             };
-            assert!(run(true) == run(false), "pools on {grid}");
+            assert!(run(true) == run(false), "pools and interpolations on {grid}");
         });
     }
 }
@@ -335,23 +336,43 @@ fn large_blocks_are_cut() {
         Tensor::<B, 5>::from_data(TensorData::new(values, shape), device)
     };
     let run = |device: &Device| {
-        // Rows of 33 voxels a rank fill no whole vectors.
-        let x = place::split(whole([1, 16, 64, 64, 66], device)).require_grad();
-        let weight = whole([2, 16, 3, 3, 3], device).require_grad();
-        let y = padded_conv3d(x.clone(), weight.clone(), None, &ConvSpec { padding: [(1, 1); 3], ..Default::default() });
-        let gradients = (y.clone() * place::split(whole([1, 2, 64, 64, 66], device))).sum().backward();
-        let grads = [x.grad(&gradients).unwrap(), weight.grad(&gradients).unwrap()];
-        let x = x.detach().require_grad();
-        let spec = UpsampleSpec { size: [64, 64, 132], scale: None, mode: UpsampleMode::Trilinear, align_corners: false };
+        let mut done = Vec::new();
+        // Rows of 33 voxels a rank fill no whole vectors; what wraps around lies in several boxes.
+        for mode in [PaddingMode::Zeros, PaddingMode::Periodic] {
+            let x = place::split(whole([1, 16, 64, 64, 66], device)).require_grad();
+            let weight = whole([2, 16, 3, 3, 3], device).require_grad();
+            let y = padded_conv3d(x.clone(), weight.clone(), None, &ConvSpec { padding: [(1, 1); 3], mode, ..Default::default() });
+            let gradients = (y.clone() * place::split(whole([1, 2, 64, 64, 66], device))).sum().backward();
+            let [x, weight] = [x.grad(&gradients).unwrap(), weight.grad(&gradients).unwrap()].map(Tensor::from_inner);
+            done.extend([("y", numbers(y)), ("gradient of x", numbers(x)), ("gradient of the weight", numbers(weight))]);
+        }
+        // Of two planes a rank, an output plane needs one of the other's.
+        let x = place::split(whole([1, 32, 4, 200, 200], device)).require_grad();
+        let spec = UpsampleSpec { size: [8, 200, 200], scale: None, mode: UpsampleMode::Trilinear, align_corners: false };
         let up = upsample3d(x.clone(), &spec);
-        let gradients = (up.clone() * place::split(whole([1, 16, 64, 64, 132], device))).sum().backward();
-        let [x_grad, weight_grad] = grads.map(|grad| numbers(Tensor::from_inner(grad)));
-        let up_grad = numbers(Tensor::from_inner(x.grad(&gradients).unwrap()));
-        [numbers(y), x_grad, weight_grad, numbers(up), up_grad]
+        let gradients = (up.clone() * place::split(whole([1, 32, 8, 200, 200], device))).sum().backward();
+        let grad = numbers(Tensor::from_inner(x.grad(&gradients).unwrap()));
+        done.extend([("upsampled", numbers(up)), ("its gradient", grad)]);
+        done
     };
-    let [one, two] = [Grid::ONE, Grid([1, 1, 1, 2])].map(|grid| on_grid(grid, run).remove(0));
-    for (what, (one, two)) in ["y", "gradient of x", "gradient of the weight", "upsampled", "its gradient"].iter().zip(one.iter().zip(&two))
-    {
-        assert!(one == two, "{what} on two ranks differs");
+    let one = on_grid(Grid::ONE, run).remove(0);
+    for grid in [Grid([1, 1, 1, 2]), Grid([1, 2, 1, 1])] {
+        for ((what, one), (_, two)) in one.iter().zip(&on_grid(grid, run).remove(0)) {
+            assert!(one == two, "{what} on {grid} differs");
+        }
+    }
+}
+
+/// A batch of no samples has no voxels, and what is made of it none either.
+#[test]
+fn no_samples_give_no_samples() {
+    for grid in [Grid::ONE, Grid([1, 2, 1, 1])] {
+        let shapes = on_grid(grid, |device| {
+            let x = place::split(Tensor::<B, 5>::zeros([0, 4, 8, 8, 8], device));
+            let pool = PoolSpec { stride: [2; 3], padding: [1; 3], ..PoolSpec::new([3; 3]) };
+            let y = padded_conv3d(x.clone(), Tensor::ones([2, 4, 3, 3, 3], device), None, &ConvSpec::default());
+            [max_pool3d(x.clone(), &pool).0.dims(), avg_pool3d(x, &pool).dims(), y.dims()]
+        });
+        assert_eq!(shapes[0], [[0, 4, 4, 4, 4], [0, 4, 4, 4, 4], [0, 2, 6, 6, 6]], "on {grid}");
     }
 }

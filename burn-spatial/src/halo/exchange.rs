@@ -117,6 +117,24 @@ impl<'a> Exchange<'a> {
     }
 }
 
+/// What an exchange brings.
+pub(crate) enum Arrival<'a, T> {
+    /// It has arrived.
+    Here(T),
+    /// It is on its way.
+    Coming(Exchange<'a>),
+}
+
+impl<'a, T> Arrival<'a, T> {
+    /// What has arrived; `receive` waits for the rest.
+    pub fn get(self, receive: impl FnOnce(Exchange<'a>) -> T) -> T {
+        match self {
+            Arrival::Here(received) => received,
+            Arrival::Coming(messages) => receive(messages),
+        }
+    }
+}
+
 /// The box `wanted` of the block that `plan` needs, from this rank's own block and the boxes it has `received`.
 pub fn assemble<B: Backend, K: Kind<B>>(
     plan: &Plan,
@@ -175,20 +193,17 @@ pub fn exchange_add<B: Backend, K: Numeric<B>>(
     mut part: impl FnMut(&Region) -> K::Primitive,
 ) -> Result<K::Primitive, CommError> {
     let messages = Exchange::with::<B, K>(mesh, plan.group, REVERSE, dtype, [&plan.receives, &plan.sends], &mut part)?;
-    // On its way, or here.
-    let received = if overlap { Err(messages) } else { Ok(messages.receive::<B, K>(device)?) };
-    let own = match &plan.keeps[..] {
-        // The usual case: one part covers the whole shard.
-        [(to, from)] if to.length == plan.own => part(from),
-        keeps => {
-            let zeros = K::zeros(Shape::from(plan.own.clone()), device, dtype);
-            keeps.iter().fold(zeros, |own, (to, from)| K::slice_add(own, &slices(to), part(from)))
-        }
+    let receive = |messages: Exchange<'_>| messages.receive::<B, K>(device);
+    let received = if overlap { Arrival::Coming(messages) } else { Arrival::Here(receive(messages)) };
+    // Of the boxes that this rank has itself one mostly covers the shard.
+    let whole = plan.keeps.iter().position(|(to, _)| to.length == plan.own);
+    let own = match whole {
+        Some(i) => part(&plan.keeps[i].1),
+        None => K::zeros(Shape::from(plan.own.clone()), device, dtype),
     };
-    let received = match received {
-        Ok(received) => received,
-        Err(messages) => messages.receive::<B, K>(device)?,
-    };
+    let others = plan.keeps.iter().enumerate().filter(|(i, _)| Some(*i) != whole);
+    let own = others.fold(own, |own, (_, (to, from))| K::slice_add(own, &slices(to), part(from)));
+    let received = received.get(receive)?;
     timed!(HALO, "add");
     Ok(received.into_iter().fold(own, |own, (region, part)| K::slice_add(own, &slices(&region), part)))
 }

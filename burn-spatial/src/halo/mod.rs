@@ -4,7 +4,7 @@ pub mod exchange;
 pub mod plan;
 pub mod window;
 
-pub(crate) use exchange::slices;
+pub(crate) use exchange::{Arrival, slices};
 pub use exchange::{Exchange, assemble, exchange, exchange_add};
 pub use plan::{AxisNeed, Piece, Plan, Region};
 pub use window::{AxisWindow, WindowPlan, pieces, scaled};

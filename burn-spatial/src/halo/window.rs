@@ -102,37 +102,44 @@ impl WindowPlan {
     pub fn new(window: &AxisWindow, input: &Axis, output: &Axis, coords: [usize; 4]) -> WindowPlan {
         let extent = input.extent;
         let clipped = window.mode == PaddingMode::Zeros;
-        // The block outputs start..end read: clipped to the volume (and at least one voxel, for the inner backend
-        // never sees an empty tensor), or unclipped where padding is made of voxels.
-        let block = |start: usize, end: usize| -> (isize, isize, isize) {
+        // The block outputs start..end of a coordinate read: clipped to the volume (and at least one voxel, for the inner
+        // backend never sees an empty tensor), or unclipped where padding is made of voxels.
+        let block = |coord: usize, start: usize, end: usize| -> (isize, isize, isize) {
             let (first, last) = window.reach(start, end);
             if !clipped {
                 return (first, last, first);
             }
             let low = first.clamp(0, extent as isize - 1);
-            (low, last.clamp(low + 1, extent as isize), first)
+            let high = last.clamp(low + 1, extent as isize);
+            // With the voxels of the shard beside it that a stride leaves unread: so all of it lies in the block as it is.
+            match input.as_split().map(|(_, offsets)| (offsets[coord] as isize, offsets[coord + 1] as isize)) {
+                Some((start, end)) if start <= high && low <= end => (low.min(start), high.max(end), first),
+                _ => (low, high, first),
+            }
         };
         let whole = output.as_split().is_none() && clipped;
         let need = match output.as_split() {
             // Nothing to move: the block is the axis.
             None if whole => AxisNeed::whole(extent),
             None => {
-                let (low, high, _) = block(0, output.extent);
+                let (low, high, _) = block(0, 0, output.extent);
                 AxisNeed { mesh: None, by_coord: vec![pieces(low, high, extent, window.mode)] }
             }
             Some((mesh, offsets)) => AxisNeed {
                 mesh: Some(mesh),
                 by_coord: offsets
                     .windows(2)
-                    .map(|o| {
-                        let (low, high, _) = block(o[0], o[1]);
+                    .enumerate()
+                    .map(|(coord, o)| {
+                        let (low, high, _) = block(coord, o[0], o[1]);
                         pieces(low, high, extent, window.mode)
                     })
                     .collect(),
             },
         };
         let (start, end) = output.owned(coords);
-        let (low, high, first) = if whole { (0, extent as isize, -(window.low as isize)) } else { block(start, end) };
+        let coord = output.as_split().map_or(0, |(mesh, _)| coords[mesh.index()]);
+        let (low, high, first) = if whole { (0, extent as isize, -(window.low as isize)) } else { block(coord, start, end) };
         let local = WindowAxis {
             input: (high - low) as usize,
             output: end - start,

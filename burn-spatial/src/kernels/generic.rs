@@ -280,8 +280,19 @@ fn each_tap<B: Backend>(
             f(indices, &|t| t);
         } else {
             let data = TensorData::new(weights.to_vec(), Shape::from(shape)).convert_dtype(dtype);
+            let weighs = weights.iter().all(|w| *w != 0.0);
             let weights = B::float_from_data(data, &device);
-            f(indices, &|t| B::float_mul(t, weights.clone()));
+            f(indices, &|t| {
+                let weighted = B::float_mul(t, weights.clone());
+                if weighs {
+                    return weighted;
+                }
+                // What weighs nothing adds nothing, were it infinite.
+                let bools = get_device_settings::<B>(&device).bool_dtype;
+                let nothing = B::float_equal_elem(weights.clone(), Scalar::Float(0.0), bools);
+                let nothing = B::bool_expand(nothing, weighted.shape());
+                B::float_mask_fill(weighted, nothing, Scalar::Float(0.0))
+            });
         }
     }
 }

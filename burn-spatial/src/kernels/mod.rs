@@ -125,10 +125,20 @@ pub(crate) fn agree(comm: &Comm) -> Result<(), CommError> {
 /// `t`, contiguous, if it is a tensor the CPU kernels work on.
 fn flex<T: 'static>(t: &T) -> Option<FlexTensor> {
     let t = (t as &dyn Any).downcast_ref::<FlexTensor>().filter(|t| matches!(t.dtype(), DType::F32 | DType::F64))?;
-    if !t.is_contiguous() {
+    if !lies_dense(t) {
         copied(cpu::bytes(t));
     }
     Some(t.to_contiguous())
+}
+
+/// Whether a tensor is all of its buffer, in order.
+fn lies_dense(t: &FlexTensor) -> bool {
+    t.is_contiguous() && t.layout().start_offset() == 0 && t.shape().num_elements() * t.dtype().size() == t.bytes().len()
+}
+
+/// A tensor that the CPU kernels work on as they would otherwise make it for each of several uses; any other as it is.
+pub(crate) fn contiguous<T: 'static>(t: T) -> T {
+    flex(&t).map_or(t, primitive)
 }
 
 /// [`flex`] of two tensors of one type.
@@ -293,7 +303,7 @@ fn place(out: &FlexTensor, at: [usize; 3]) -> cpu::Place {
 }
 
 /// `out` `[N, C, ..]` with `part` of it, or all, written at voxel `at`.
-pub(crate) fn put<B: Backend, K: Kind<B>>(out: K::Primitive, at: [usize; 3], part: K::Primitive) -> K::Primitive {
+fn put<B: Backend, K: Kind<B>>(out: K::Primitive, at: [usize; 3], part: K::Primitive) -> K::Primitive {
     let shape = part.shape();
     if shape == out.shape() {
         return part;
@@ -528,14 +538,35 @@ pub fn avg_pool3d_grad<B: Backend>(grad: FloatTensor<B>, window: &Window, count:
 
 /// x `[N, C, in..]` -> `[N, C, out..]`: along each axis the sums that `taps` describes.
 pub fn resample<B: Backend>(x: FloatTensor<B>, taps: &[Taps; 3]) -> FloatTensor<B> {
+    let shape = with_extents(x.shape()[0], x.shape()[1], std::array::from_fn(|i| taps[i].outputs()));
+    let out = unwritten::<B, Float>(shape.into(), &B::float_device(&x), x.dtype());
+    resample_part::<B>(out, [0; 3], x, taps)
+}
+
+/// [`resample`] of a part of the outputs: written at voxel `at`.
+pub(crate) fn resample_part<B: Backend>(out: FloatTensor<B>, at: [usize; 3], x: FloatTensor<B>, taps: &[Taps; 3]) -> FloatTensor<B> {
     timed!(KERNEL, "resample");
-    (0..3).filter(|i| !taps[*i].is_identity()).fold(x, |x, i| {
-        let Some(fx) = flex(&x) else { return generic::resample::<B>(x, i, &taps[i]) };
+    let axes: Vec<usize> = (0..3).filter(|i| !taps[*i].is_identity()).collect();
+    let Some((last, others)) = axes.split_last() else { return put::<B, Float>(out, at, x) };
+    let along = |out: FloatTensor<B>, at: [usize; 3], x: FloatTensor<B>, axis: usize| {
+        let (Some(fx), Some(_)) = (flex(&x), flex(&out)) else {
+            return put::<B, Float>(out, at, generic::resample::<B>(x, axis, &taps[axis]));
+        };
+        let mut out = recast::<_, FlexTensor>(out);
+        let place = place(&out, at);
+        let [_, _, extents @ ..]: [usize; 5] = fx.shape().dims();
+        typed!(fx, T => {
+            cpu::resample::<T>(cpu::Isa::get(), cpu::slice(&fx), &taps[axis], axis, extents, cpu::space(&mut out), place);
+        });
+        primitive(out)
+    };
+    let x = others.iter().fold(x, |x, axis| {
         let mut shape: [usize; 5] = x.shape().dims();
-        let inner = shape[3 + i..].iter().product();
-        shape[2 + i] = taps[i].outputs();
-        primitive(typed!(fx, T => cpu::tensor(cpu::resample::<T>(cpu::slice(&fx), &taps[i], inner), shape)))
-    })
+        shape[2 + axis] = taps[*axis].outputs();
+        let out = unwritten::<B, Float>(shape.into(), &B::float_device(&x), x.dtype());
+        along(out, [0; 3], x, *axis)
+    });
+    along(out, at, x, *last)
 }
 
 /// The gradient of [`resample`]: grad `[N, C, out..]` -> `[N, C, in..]`.

@@ -121,7 +121,7 @@ pub(super) fn around(inner: &[Range<usize>; 3], outputs: [usize; 3]) -> Vec<[Ran
     (0..3).flat_map(sides).map(slab).filter(|slab| slab.iter().all(|range| !range.is_empty())).collect()
 }
 
-/// A box of outputs cut along depth and height until each piece reads a box of at most so many `voxels`, or is a row.
+/// A box of outputs cut along depth and height, the longer first, until each piece reads a box of at most so many `voxels`, or is a row.
 pub(super) fn cut(
     outputs: [Range<usize>; 3],
     voxels: usize,
@@ -130,8 +130,8 @@ pub(super) fn cut(
     if outputs.iter().any(Range::is_empty) {
         return Vec::new();
     }
-    let Some(axis) = (0..2).find(|i| outputs[*i].len() > 1) else { return vec![outputs] };
-    if input(&outputs).iter().map(Range::len).product::<usize>() <= voxels {
+    let axis = if outputs[0].len() >= outputs[1].len() { 0 } else { 1 };
+    if outputs[axis].len() == 1 || input(&outputs).iter().map(Range::len).product::<usize>() <= voxels {
         return vec![outputs];
     }
     let Range { start, end } = outputs[axis];

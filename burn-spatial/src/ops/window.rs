@@ -1,5 +1,5 @@
-//! Convolutions, pools and interpolations of split volumes: the halo comes to the block, the kernel of the inner
-//! backend's room works on it, gradients of halos go back where they came from.
+//! Convolutions, pools and interpolations of split volumes. Each rank computes its outputs from a block, its shard and a halo
+//! that comes from others; gradients of halos go back where they came from.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use super::{split_over, sum_dim};
 use crate::Spatial;
 use crate::device::{RankContext, SpatialDevice};
 use crate::gradients::Compute;
-use crate::halo::{AxisNeed, AxisWindow, Exchange, Piece, Plan, Region, WindowPlan, assemble, exchange_add, scaled, slices};
-use crate::kernels::{self, Count, Filter, Slab, Taps, Window, put, unwritten, whole_slab};
+use crate::halo::{Arrival, AxisNeed, AxisWindow, Exchange, Piece, Plan, Region, WindowPlan, assemble, exchange_add, scaled, slices};
+use crate::kernels::{self, Count, Filter, Slab, Taps, Window, unwritten, whole_slab};
 use crate::kind::{Float, Int, Kind};
 use crate::layout::{Axis, Layout, Storage};
 use crate::mesh::AxisSet;
@@ -29,6 +29,9 @@ const PIECES: usize = 4;
 
 /// Boxes that are assembled for a kernel have about so many bytes at most.
 const ASSEMBLED: usize = 8 << 20;
+
+/// A block in more boxes is assembled: to look for each row in all of them takes longer.
+const BOXES: usize = 27;
 
 /// A share of a weight's gradient is computed at once where more bytes would be kept for it.
 const HELD: usize = 32 << 20;
@@ -67,37 +70,42 @@ impl Halo {
     ) -> (T, FloatTensor<B>, Received<FloatTensor<B>>) {
         let device = x.device().clone();
         let x = x.into_layout(&self.input);
-        let own = x.clone().settle().0;
+        let own = kernels::contiguous(x.clone().settle().0);
         let receive = |messages| self.receive(x.clone(), messages, device.inner_device());
-        // Here, or on its way.
-        let mut received = x.received(&self.plan).ok_or_else(|| self.send::<B>(context, &own));
+        let mut received = x.received(&self.plan).map_or_else(|| Arrival::Coming(self.send::<B>(context, &own)), Arrival::Here);
         if !context.overlap() {
-            received = received.or_else(|messages| Ok(receive(messages)));
+            received = Arrival::Here(received.get(receive));
         }
         let out = near.into_iter().fold(out, |out, part| {
             let out = compute(out, &own, part);
-            if let Err(messages) = &mut received {
+            if let Arrival::Coming(messages) = &mut received {
                 communicated(messages.progress());
             }
             out
         });
-        (out, own, received.unwrap_or_else(receive))
+        (out, own, received.get(receive))
     }
 
-    /// Where this rank's shard lies in the block, if all of it does, in one piece.
+    /// Where this rank's shard lies in the block, if all of it does.
     fn shard(&self) -> Option<[Range<usize>; 3]> {
-        match &self.plan.keeps[..] {
-            [(from, to)] if from.length == self.plan.own => Some(ranges(to)),
-            _ => None,
-        }
+        self.plan.keeps.iter().find(|(from, _)| from.length == self.plan.own).map(|(_, to)| ranges(to))
     }
 
-    /// The block in the boxes it is made of, if the shard and what was received are that as they lie.
+    /// The block in the boxes it is made of: the shard as it lies, what it has of itself as padding, and what was received.
+    /// `None` where the block has not all of the shard, or is in too many boxes.
     fn slabs<B: Backend>(&self, own: &FloatTensor<B>, received: &Received<FloatTensor<B>>) -> Option<Vec<Slab<B>>> {
-        let kept = self.plan.keeps.iter().map(|(from, to)| (from.length == self.plan.own).then(|| (to, own.clone())));
-        let boxes: Vec<_> = kept.chain(received.parts.iter().map(|(to, part)| Some((to, part.clone())))).collect::<Option<_>>()?;
-        let all: usize = boxes.iter().map(|(to, _)| to.elements()).sum();
-        (all == self.plan.needed().elements()).then(|| boxes.into_iter().map(|(to, part)| (ranges(to), part)).collect())
+        self.shard()?;
+        let kept = self.plan.keeps.iter().map(|(from, to)| match from.length == self.plan.own {
+            true => (ranges(to), own.clone()),
+            false => (ranges(to), kernels::contiguous(B::float_slice(own.clone(), &slices(from)))),
+        });
+        let mut boxes: Vec<Slab<B>> = kept.chain(received.parts.iter().map(|(to, part)| (ranges(to), part.clone()))).collect();
+        let voxels = |at: &[Range<usize>; 3]| at.iter().map(Range::len).product::<usize>();
+        // Most rows are the shard's.
+        boxes.sort_by_key(|(at, _)| std::cmp::Reverse(voxels(at)));
+        let whole = (1..=BOXES).contains(&boxes.len())
+            && boxes.iter().map(|(at, _)| voxels(at)).sum::<usize>() == voxels(&ranges(&self.plan.needed()));
+        whole.then_some(boxes)
     }
 
     /// Starts the exchange: [`Halo::receive`] ends it. Collective.
@@ -229,8 +237,8 @@ impl Windowed {
     }
 
     /// The operation on `x` in parts, each of which `compute` adds to `out`, given the boxes that make up the block it reads:
-    /// first, while the halo is on its way, what needs none. What `reads_slabs` reads the shard and the halo where they lie,
-    /// of anything else boxes are assembled. Collective.
+    /// first, while the halo is on its way, what needs none. Parts for which `reads_slabs` holds read the shard and the halo
+    /// where they lie; for the others boxes are assembled. Collective.
     fn in_parts<B: Backend, T>(
         &self,
         context: &RankContext,
@@ -240,7 +248,8 @@ impl Windowed {
         mut compute: impl FnMut(T, &[Slab<B>], &Part) -> T,
     ) -> T {
         let device = x.device().clone();
-        let shard = self.halo.shard().filter(|_| !self.halo.plan.receives.is_empty());
+        let messages = !self.halo.plan.sends.is_empty() || !self.halo.plan.receives.is_empty();
+        let shard = self.halo.shard().filter(|_| messages);
         let parts = shard.and_then(|shard| parts::split(&self.local, shard, PIECES));
         let (near, far) = parts.unwrap_or_else(|| (Vec::new(), vec![Part::whole(&self.local)]));
         let (out, own, received) =
@@ -260,7 +269,7 @@ impl Windowed {
         let (device, dtype) = (x.device().clone(), x.dtype());
         let output = self.output(filter.weight.shape()[0]);
         let y = unwritten::<B, Float>(output.local_shape(context.mesh.coords()), device.inner_device(), dtype);
-        let reads_slabs = |window: &Window| kernels::conv3d_reads_slabs::<B>(dtype, window);
+        let reads_slabs = |window: &Window| filter.weight.dtype() == dtype && kernels::conv3d_reads_slabs::<B>(dtype, window);
         let y = self.in_parts::<B, _>(context, x, reads_slabs, y, |y, slabs, part| {
             kernels::conv3d_part::<B>(y, part.at, slabs, filter, &part.window)
         });
@@ -300,13 +309,12 @@ impl Windowed {
         let (over, dtype) = (layout.split_over(), output.dtype());
         let held = (self.halo.plan.needed().elements() + output.shape().num_elements()) * dtype.size();
         let compute = move || {
+            let reads_slabs = kernels::conv3d_weight_grad_reads_slabs::<B>(dtype, &self.local);
             let share = |x: &[Slab<B>], grad: &FloatTensor<B>, window: &Window| {
                 kernels::conv3d_weight_grad_of::<B>(x, grad, weight, window, groups)
             };
             match self.halo.slabs::<B>(&own, &received) {
-                Some(slabs) if slabs.len() == 1 || kernels::conv3d_weight_grad_reads_slabs::<B>(dtype, &self.local) => {
-                    share(&slabs, &output, &self.local)
-                }
+                Some(slabs) if slabs.len() == 1 || own.dtype() == dtype && reads_slabs => share(&slabs, &output, &self.local),
                 _ => {
                     let parts = Part::whole(&self.local).cut(&self.local, Halo::assembled::<B>(&own));
                     let shares = parts.iter().map(|part| {
@@ -368,7 +376,7 @@ impl Resampled {
             return SpatialTensor::new(kernels::resample::<B>(own, &self.local), self.halo.output.clone(), device);
         }
         let outputs = std::array::from_fn(|i| self.local[i].outputs());
-        let shard = self.halo.shard().filter(|_| !self.halo.plan.receives.is_empty()).unwrap_or([const { 0..0 }; 3]);
+        let shard = self.halo.shard().unwrap_or([const { 0..0 }; 3]);
         let inner: [Range<usize>; 3] = std::array::from_fn(|i| self.local[i].inner(&shard[i]));
         let (near, far) = match inner.iter().any(Range::is_empty) {
             true => (Vec::new(), vec![outputs.map(|n| 0..n)]),
@@ -376,8 +384,7 @@ impl Resampled {
         };
         let y = unwritten::<B, Float>(self.halo.output.local_shape(context.mesh.coords()), device.inner_device(), dtype);
         let resampled = |y, block, outputs: &[Range<usize>; 3], input: &[Range<usize>; 3]| {
-            let part = kernels::resample::<B>(block, &self.over(outputs, input));
-            put::<B, Float>(y, std::array::from_fn(|i| outputs[i].start), part)
+            kernels::resample_part::<B>(y, std::array::from_fn(|i| outputs[i].start), block, &self.over(outputs, input))
         };
         let (y, own, received) =
             self.halo.parts::<B, _, _>(context, x, near, y, |y, own, outputs| resampled(y, own.clone(), &outputs, &shard));
@@ -453,7 +460,8 @@ impl Pool {
         let (shape, dtype) = (windowed.halo.output.local_shape(context.mesh.coords()), x.dtype());
         let y = unwritten::<B, Float>(shape.clone(), device.inner_device(), dtype);
         let out = (y, unwritten::<B, Int>(shape, device.inner_device(), DType::I64));
-        let reads_slabs = |_: &Window| kernels::reads_slabs::<B>(dtype);
+        // Of a few columns at a side a box is assembled: joining whole rows for each takes longer.
+        let reads_slabs = |part: &Window| kernels::reads_slabs::<B>(dtype) && part[2].input == windowed.local[2].input;
         let (y, indices) = windowed.in_parts::<B, _>(&context, x, reads_slabs, out, |out, slabs, part| {
             let origin = std::array::from_fn(|i| windowed.origin[i] + part.input[i].start as isize);
             kernels::max_pool3d_part::<B>(out, part.at, slabs, &part.window, origin, windowed.volume)
@@ -482,7 +490,8 @@ impl Pool {
         let (windowed, count) = self.on(&context, x.layout());
         let (shape, dtype) = (windowed.halo.output.local_shape(context.mesh.coords()), x.dtype());
         let y = unwritten::<B, Float>(shape, device.inner_device(), dtype);
-        let reads_slabs = |_: &Window| kernels::reads_slabs::<B>(dtype);
+        // Of a few columns at a side a box is assembled: joining whole rows for each takes longer.
+        let reads_slabs = |part: &Window| kernels::reads_slabs::<B>(dtype) && part[2].input == windowed.local[2].input;
         let y = windowed.in_parts::<B, _>(&context, x, reads_slabs, y, |y, slabs, part| {
             let starts = std::array::from_fn(|i| part.input[i].start);
             kernels::avg_pool3d_part::<B>(y, part.at, slabs, &part.window, count.from(starts))

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use burn_backend::{DType, Element, TensorMetadata};
 use burn_flex::FlexTensor;
+use burn_std::{bf16, f16};
 
 use super::bytes;
 use crate::stats::copied;
@@ -30,6 +31,8 @@ pub(crate) fn each_run<F: RunFn>(mut target: FlexTensor, at: &[Range<usize>], pa
         DType::F64 => run!(f64),
         DType::I64 => run!(i64),
         DType::I32 => run!(i32),
+        DType::F16 => run!(f16),
+        DType::BF16 => run!(bf16),
         _ => return Err(Box::new((target, part))),
     }
     Ok(target)
