@@ -31,9 +31,19 @@ fn add<T: Real>(to: &mut [T], from: &[T], weight: T) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to += *from * weight);
 }
 
+/// Volumes of which one axis is resampled.
+struct Along<T> {
+    axis: usize,
+    extents: [usize; 3],
+    outputs: [usize; 3],
+    /// What each output along the axis reads.
+    rows: Vec<(Vec<usize>, Vec<T>)>,
+}
+
 vectorised! {
-    /// One plane of outputs of a channel of x, whose planes have `extents`: along `axis` the sums that `rows` describe.
-    fn plane<T>(x: &[T], rows: &[(Vec<usize>, Vec<T>)], axis: usize, d: usize, extents: [usize; 3], outputs: [usize; 3], place: Place, out: &mut [MaybeUninit<T>]) {
+    /// Plane `d` of the outputs of the volume x.
+    fn plane<T>(x: &[T], along: &Along<T>, d: usize, place: Place, out: &mut [MaybeUninit<T>]) {
+        let Along { axis, extents, outputs, rows } = along;
         let line = |d: usize, h: usize| &x[(d * extents[1] + h) * extents[2]..][..extents[2]];
         for h in 0..outputs[1] {
             let out = filled(&mut out[place.in_plane(h, 0)..][..outputs[2]], T::default());
@@ -54,8 +64,8 @@ vectorised! {
     }
 }
 
-/// x `[planes, extents..]` with one axis resampled, written into `out` `[planes, ..]`. Every value of the box is written, and
-/// nothing else.
+/// x `[volumes, extents..]` with one axis resampled, written into `out` `[volumes, ..]`. Every value of the box is written,
+/// and nothing else.
 pub(crate) fn resample<T: Real>(
     isa: Isa,
     x: &[T],
@@ -71,10 +81,11 @@ pub(crate) fn resample<T: Real>(
     if out.is_empty() {
         return;
     }
-    let (rows, each) = (rows::<T>(taps), extents.iter().product::<usize>());
+    let along = Along { axis, extents, outputs, rows: rows(taps) };
+    let each = extents.iter().product::<usize>();
     out.par_chunks_exact_mut(place.plane()).enumerate().for_each(|(i, out)| {
-        if let Some((channel, d)) = place.of(i, outputs[0]) {
-            plane(isa, &x[channel * each..][..each], &rows, axis, d, extents, outputs, place, out);
+        if let Some((volume, d)) = place.of(i, outputs[0]) {
+            plane(isa, &x[volume * each..][..each], &along, d, place, out);
         }
     });
 }
