@@ -181,8 +181,8 @@ impl<D: DeviceOps> SpatialDevice<D> {
         self.context().mesh.clone()
     }
 
-    /// Whether convolutions, pools and interpolations compute what needs no halo while halos are on their way, as they do by default. The results are
-    /// the same to the bit.
+    /// Whether convolutions, pools and interpolations compute what needs no halo while halos are on their way, as they do by
+    /// default. The results are the same to the bit.
     pub fn set_overlap(&self, overlap: bool) {
         self.context().overlap.store(overlap, Ordering::Relaxed);
     }

@@ -34,8 +34,12 @@ impl Part {
 
     /// The same outputs of `window` in parts that read boxes of at most so many `voxels`, if those of a row do.
     pub fn cut(&self, window: &Window, voxels: usize) -> Vec<Part> {
-        let input = |outputs: &[Range<usize>; 3]| std::array::from_fn(|i| reads(&window[i], &outputs[i]));
-        cut(self.outputs(), voxels, &input).iter().map(|outputs| Part::new(window, outputs, input(outputs))).collect()
+        cut(self.outputs(), voxels, &|outputs| read_by(window, outputs)).iter().map(|outputs| Part::alone(window, outputs)).collect()
+    }
+
+    /// These outputs, from a box that has no more than what they read.
+    fn alone(window: &Window, outputs: &[Range<usize>; 3]) -> Part {
+        Part::new(window, outputs, read_by(window, outputs))
     }
 
     fn new(window: &Window, outputs: &[Range<usize>; 3], input: [Range<usize>; 3]) -> Part {
@@ -73,6 +77,11 @@ fn reads(axis: &WindowAxis, outputs: &Range<usize>) -> Range<usize> {
     if start < end { start..end } else { 0..1 }
 }
 
+/// The box of the block that a box of outputs reads.
+fn read_by(window: &Window, outputs: &[Range<usize>; 3]) -> [Range<usize>; 3] {
+    std::array::from_fn(|i| reads(&window[i], &outputs[i]))
+}
+
 /// The outputs of an axis that read any of `inputs`, and perhaps some between them.
 fn readers(axis: &WindowAxis, inputs: &Range<usize>) -> Range<usize> {
     let reach = ((axis.kernel - 1) * axis.dilation) as isize;
@@ -96,8 +105,7 @@ pub(super) fn split(window: &Window, own: [Range<usize>; 3], pieces: usize) -> O
         return None;
     }
     let near = along_depth(&inner, pieces).map(|outputs| Part::new(window, &outputs, own.clone())).collect();
-    let far = around(&inner, window.map(|axis| axis.output)).into_iter();
-    let far = far.map(|outputs| Part::new(window, &outputs, std::array::from_fn(|i| reads(&window[i], &outputs[i])))).collect();
+    let far = around(&inner, window.map(|axis| axis.output)).iter().map(|outputs| Part::alone(window, outputs)).collect();
     Some((near, far))
 }
 

@@ -139,15 +139,17 @@ impl Halo {
     }
 
     /// The gradient of a volume, from that of the blocks: `part` gives what lies in a box of this rank's block, first in
-    /// those of other ranks. Collective.
+    /// those of other ranks; `None` stands for zeros. Collective.
     fn scatter<B: Backend>(
         &self,
         context: &RankContext,
         device: SpatialDevice<B::Device>,
         dtype: DType,
-        part: impl FnMut(&Region) -> FloatTensor<B>,
+        mut part: impl FnMut([Range<usize>; 3]) -> Option<FloatTensor<B>>,
     ) -> Tensor<B> {
         self.count(context);
+        let zeros = |region: &Region| B::float_zeros(Shape::from(region.length.clone()), device.inner_device(), dtype.into());
+        let part = |region: &Region| part(ranges(region)).unwrap_or_else(|| zeros(region));
         let (mesh, overlap) = (context.talking_as(&self.plan), context.overlap());
         let own = exchange_add::<B, Float>(mesh, &self.plan, dtype, device.inner_device(), overlap, part);
         SpatialTensor::new(communicated(own), self.input.clone(), device)
@@ -285,11 +287,7 @@ impl Windowed {
         dtype: DType,
         mut compute: impl FnMut(&Part) -> FloatTensor<B>,
     ) -> Tensor<B> {
-        let inner = device.inner_device().clone();
-        self.halo.scatter::<B>(context, device, dtype, |region| match parts::reading(&self.local, ranges(region)) {
-            Some(part) => compute(&part),
-            None => B::float_zeros(Shape::from(region.length.clone()), &inner, dtype.into()),
-        })
+        self.halo.scatter::<B>(context, device, dtype, |input| parts::reading(&self.local, input).map(|part| compute(&part)))
     }
 
     /// This rank's share of the gradient of the weight that leads from `input` to `output`, whose gradient one of them is.
@@ -327,6 +325,13 @@ impl Windowed {
             }
         };
         Share { compute: Box::new(compute), dtype, over, held }
+    }
+
+    /// For which parts a pool reads the shard and the halo where they lie. Of a few columns at a side a box is assembled:
+    /// joining whole rows for each takes longer.
+    fn pools_read_slabs<B: Backend>(&self, dtype: DType) -> impl Fn(&Window) -> bool {
+        let width = self.local[2].input;
+        move |part| kernels::reads_slabs::<B>(dtype) && part[2].input == width
     }
 
     /// The output's layout with `channels`.
@@ -406,14 +411,10 @@ impl Resampled {
     fn back<B: Backend>(&self, context: &RankContext, grad: Tensor<B>) -> Tensor<B> {
         let device = grad.device().clone();
         let grad = grad.into_layout(&self.halo.output).settle().0;
-        let inner = device.inner_device().clone();
-        self.halo.scatter::<B>(context, device, grad.dtype(), |region| {
-            let input = ranges(region);
+        self.halo.scatter::<B>(context, device, grad.dtype(), |input| {
             let readers: [Range<usize>; 3] = std::array::from_fn(|i| self.local[i].readers(&input[i]));
-            if readers.iter().any(Range::is_empty) {
-                return B::float_zeros(Shape::from(region.length.clone()), &inner, grad.dtype().into());
-            }
-            kernels::resample_grad::<B>(box_of::<B, Float>(&grad, &readers), &self.over(&readers, &input))
+            let read = readers.iter().all(|range| !range.is_empty());
+            read.then(|| kernels::resample_grad::<B>(box_of::<B, Float>(&grad, &readers), &self.over(&readers, &input)))
         })
     }
 }
@@ -460,9 +461,7 @@ impl Pool {
         let (shape, dtype) = (windowed.halo.output.local_shape(context.mesh.coords()), x.dtype());
         let y = unwritten::<B, Float>(shape.clone(), device.inner_device(), dtype);
         let out = (y, unwritten::<B, Int>(shape, device.inner_device(), DType::I64));
-        // Of a few columns at a side a box is assembled: joining whole rows for each takes longer.
-        let reads_slabs = |part: &Window| kernels::reads_slabs::<B>(dtype) && part[2].input == windowed.local[2].input;
-        let (y, indices) = windowed.in_parts::<B, _>(&context, x, reads_slabs, out, |out, slabs, part| {
+        let (y, indices) = windowed.in_parts::<B, _>(&context, x, windowed.pools_read_slabs::<B>(dtype), out, |out, slabs, part| {
             let origin = std::array::from_fn(|i| windowed.origin[i] + part.input[i].start as isize);
             kernels::max_pool3d_part::<B>(out, part.at, slabs, &part.window, origin, windowed.volume)
         });
@@ -490,9 +489,7 @@ impl Pool {
         let (windowed, count) = self.on(&context, x.layout());
         let (shape, dtype) = (windowed.halo.output.local_shape(context.mesh.coords()), x.dtype());
         let y = unwritten::<B, Float>(shape, device.inner_device(), dtype);
-        // Of a few columns at a side a box is assembled: joining whole rows for each takes longer.
-        let reads_slabs = |part: &Window| kernels::reads_slabs::<B>(dtype) && part[2].input == windowed.local[2].input;
-        let y = windowed.in_parts::<B, _>(&context, x, reads_slabs, y, |y, slabs, part| {
+        let y = windowed.in_parts::<B, _>(&context, x, windowed.pools_read_slabs::<B>(dtype), y, |y, slabs, part| {
             let starts = std::array::from_fn(|i| part.input[i].start);
             kernels::avg_pool3d_part::<B>(y, part.at, slabs, &part.window, count.from(starts))
         });
