@@ -169,7 +169,7 @@ fn one_pass<B: Backend, const D: usize>(
     } else {
         let x: SpatialTensor<Flex, Float> = recast(x);
         // A parameter made of a constant is stored once until it is first stepped.
-        let layout = x.layout().clone().with_pending(Default::default()).materialized();
+        let layout = x.layout().summed().materialized();
         let device = x.device().clone();
         let block = |t: B::FloatTensorPrimitive| recast::<_, SpatialTensor<Flex, Float>>(t).into_layout(&layout).settle().0;
         let (g, old) = (block(g), old.map(|(a, b)| (block(a), block(b))));

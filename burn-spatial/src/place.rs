@@ -43,7 +43,7 @@ pub trait SpatialBackend: Backend {
 fn placed<B: Backend, K: Kind<B>>(block: TensorData, layout: Layout, device: &SpatialDevice<B::Device>) -> SpatialTensor<B, K> {
     let expected = layout.local_shape(device.context().mesh.coords());
     assert_eq!(block.shape, expected, "the block of this rank under {layout} has another shape");
-    SpatialTensor::new(K::from_data(block, device.inner_device()), layout, device.clone())
+    SpatialTensor::new(K::from_data(block, device.inner_device()), layout.summed(), device.clone())
 }
 
 impl<B: Backend> SpatialBackend for Spatial<B> {
@@ -129,7 +129,7 @@ pub fn layout<B: SpatialBackend, const D: usize>(tensor: &Tensor<B, D>) -> Layou
     B::layout_of(&tensor.clone().into_primitive().tensor())
 }
 
-/// The tensor under `layout`. Collective. Gradients do not flow through: place inputs with it.
+/// The tensor under `layout`, with its sums made: what `layout` says of pending sums does not count. Collective. Gradients do not flow through: place inputs with it.
 pub fn to_layout<B: SpatialBackend, const D: usize>(tensor: Tensor<B, D>, layout: &Layout) -> Tensor<B, D> {
     Tensor::from_primitive(TensorPrimitive::Float(B::relayout(tensor.into_primitive().tensor(), layout)))
 }

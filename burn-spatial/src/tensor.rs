@@ -92,13 +92,19 @@ pub(crate) fn communicated<T>(result: Result<T, CommError>) -> T {
 }
 
 impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
-    /// From this rank's block under `layout`.
+    /// From this rank's block under `layout`, whose sums are made.
     pub(crate) fn new(local: K::Primitive, layout: Layout, device: SpatialDevice<B::Device>) -> Self {
+        assert!(layout.pending().is_empty(), "a block is no share of a sum: {layout}");
+        Self::share(local, layout, device)
+    }
+
+    /// From this rank's share of a sum over the pending axes of `layout`: for operations that leave sums pending.
+    pub(crate) fn share(local: K::Primitive, layout: Layout, device: SpatialDevice<B::Device>) -> Self {
         let context = device.context();
         debug_assert_eq!(local.shape(), layout.local_shape(context.mesh.coords()), "block and layout {layout} agree");
         let dtype = local.dtype();
         let live = context.stats.live(local.shape().num_elements() * dtype.size());
-        let pending = context.mesh.effective(layout.pending);
+        let pending = context.mesh.effective(layout.pending());
         let layout = layout.with_pending(pending);
         let value = if pending.is_empty() {
             Value::Local(local, Arc::new(Block { live, received: OnceLock::new() }))
@@ -129,11 +135,11 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
     pub(crate) fn open(share: Compute<K::Primitive>, shape: Shape, dtype: DType, over: AxisSet, device: SpatialDevice<B::Device>) -> Self {
         let context = device.context();
         let layout = Layout::full(&shape).with_pending(context.mesh.effective(over));
-        if layout.pending.is_empty() {
+        if layout.pending().is_empty() {
             return Self::new(share(), layout, device);
         }
         let live = Arc::new(context.stats.live(shape.num_elements() * dtype.size()));
-        let deferred = Deferred::open(share, shape, dtype, layout.pending, device.inner_device().clone());
+        let deferred = Deferred::open(share, shape, dtype, layout.pending(), device.inner_device().clone());
         SpatialTensor { value: Value::Deferred(Arc::new(deferred), live), layout, device, dtype }
     }
 
@@ -141,8 +147,8 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
     pub(crate) fn gradient(self) -> Self {
         let context = self.context();
         match self.value {
-            Value::Deferred(deferred, live) if !self.layout.pending.is_empty() => {
-                let layout = self.layout.with_pending(AxisSet::EMPTY);
+            Value::Deferred(deferred, live) if !self.layout.pending().is_empty() => {
+                let layout = self.layout.summed();
                 assert!(layout.is_full(), "a weight gradient is full, not {layout}");
                 let mesh = context.talking_alone("a backward pass");
                 communicated(context.gradients.push(mesh, deferred.clone()));
@@ -190,14 +196,14 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
     /// This rank's share of a pending sum.
     pub(crate) fn partial(&self) -> Option<K::Primitive> {
         match &self.value {
-            Value::Deferred(deferred, _) if !self.layout.pending.is_empty() => deferred.partial(),
+            Value::Deferred(deferred, _) if !self.layout.pending().is_empty() => deferred.partial(),
             _ => None,
         }
     }
 
     /// The local block, with pending sums made and random values drawn. Collective where a sum is pending.
     pub(crate) fn settle(self) -> (K::Primitive, Layout) {
-        let layout = self.layout.clone().with_pending(AxisSet::EMPTY);
+        let layout = self.layout.summed();
         match self.value {
             Value::Local(local, _) => (local, layout),
             Value::Deferred(deferred, _) => {
@@ -212,8 +218,10 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
         }
     }
 
-    /// The same tensor under `layout`; collective where data has to move between ranks.
+    /// The same tensor under `layout`, with its sums made, whatever `layout` says of them: a value is a share of a sum only
+    /// where an operation left it so. Collective where data has to move between ranks.
     pub(crate) fn into_layout(self, layout: &Layout) -> Self {
+        let layout = &layout.summed();
         if self.layout == *layout && matches!(self.value, Value::Local(..)) {
             return self;
         }

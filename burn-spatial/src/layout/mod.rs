@@ -103,7 +103,7 @@ pub fn balanced_offsets(extent: usize, ranks: usize) -> Vec<usize> {
 pub struct Layout {
     dims: Vec<Vec<Axis>>,
     /// Mesh axes over which local values still have to be summed.
-    pub pending: AxisSet,
+    pending: AxisSet,
 }
 
 impl Layout {
@@ -163,10 +163,20 @@ impl Layout {
         layout
     }
 
+    /// The mesh axes over which local values still have to be summed. Only operations make such layouts.
+    pub fn pending(&self) -> AxisSet {
+        self.pending
+    }
+
     /// This layout with `pending` mesh axes.
-    pub fn with_pending(mut self, pending: AxisSet) -> Layout {
+    pub(crate) fn with_pending(mut self, pending: AxisSet) -> Layout {
         self.pending = pending;
         self
+    }
+
+    /// This layout once its pending sums are made.
+    pub(crate) fn summed(&self) -> Layout {
+        self.clone().with_pending(AxisSet::EMPTY)
     }
 
     /// Number of dimensions.

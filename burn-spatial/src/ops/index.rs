@@ -127,9 +127,7 @@ pub(crate) fn slice_assign<B: Backend, K: Kind<B>>(
         }
     }
     // Whole dimensions unify; of the others the base's split decides, or else the value's.
-    let mask = |layout: &Layout| {
-        (0..layout.rank()).filter(|d| !whole(*d)).fold(layout.clone(), |l, d| l.with_dim(d, vec![])).with_pending(Default::default())
-    };
+    let mask = |layout: &Layout| (0..layout.rank()).filter(|d| !whole(*d)).fold(layout.clone(), |l, d| l.with_dim(d, vec![])).summed();
     let (_, mut out) = unify(&[&mask(base.layout()), &mask(value.layout())]);
     out = out.materialized();
     let mut target_value = out.clone();
@@ -203,8 +201,7 @@ pub(crate) fn slice_assign<B: Backend, K: Kind<B>>(
 /// Layouts for operations that pair the elements of two tensors in every dimension but `dim`: of both, with `dim` as
 /// given.
 fn paired(a: &Layout, b: &Layout, dim: usize) -> Layout {
-    let (_, out) =
-        unify(&[&a.with_dim(dim, vec![]).with_pending(Default::default()), &b.with_dim(dim, vec![]).with_pending(Default::default())]);
+    let (_, out) = unify(&[&a.with_dim(dim, vec![]).summed(), &b.with_dim(dim, vec![]).with_pending(Default::default())]);
     out.materialized()
 }
 

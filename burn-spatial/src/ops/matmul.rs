@@ -64,7 +64,7 @@ pub(crate) fn matmul<B: Backend, K: Kind<B>>(
     let (left, right, out) = rule(lhs.layout(), rhs.layout());
     let lhs = lhs.into_layout(&left).settle().0;
     let rhs = rhs.into_layout(&right).settle().0;
-    SpatialTensor::new(f(lhs, rhs), out, device)
+    SpatialTensor::share(f(lhs, rhs), out, device)
 }
 
 #[cfg(test)]

@@ -53,27 +53,29 @@ pub(crate) fn map_linear<B: Backend, K: Kind<B>>(
     let device = tensor.device().clone();
     match tensor.partial() {
         Some(partial) => {
-            let layout = layout.with_pending(tensor.layout().pending);
-            SpatialTensor::new(f(partial), layout, device)
+            let layout = layout.with_pending(tensor.layout().pending());
+            SpatialTensor::share(f(partial), layout, device)
         }
-        None => SpatialTensor::new(f(tensor.settle().0), layout.with_pending(AxisSet::EMPTY), device),
+        None => SpatialTensor::new(f(tensor.settle().0), layout.summed(), device),
     }
 }
 
 /// One layout for all operands of a broadcasting operation, given theirs and which are random; a random tensor adapts
 /// to anything, but what it makes cannot be uniform.
 fn common(operands: &[(&Layout, bool)]) -> (Vec<Layout>, Layout) {
-    let settled: Vec<Layout> = operands
-        .iter()
-        .map(|(layout, random)| if *random { Layout::uniform(&layout.shape()) } else { (*layout).clone().with_pending(AxisSet::EMPTY) })
-        .collect();
+    let settled: Vec<Layout> =
+        operands.iter().map(|(layout, random)| if *random { Layout::uniform(&layout.shape()) } else { layout.summed() }).collect();
     let (mut wanted, mut out) = unify(&settled.iter().collect::<Vec<_>>());
-    for (i, (layout, random)) in operands.iter().enumerate().filter(|(_, o)| o.1) {
-        debug_assert!(random);
-        for dim in 0..layout.rank() {
-            if layout.extent(dim) != 1 {
-                out = out.materialized_dim(dim);
-                wanted[i] = wanted[i].with_dim(dim, out.dim(dim).to_vec());
+    let drawn = |i: usize, dim: usize| operands[i].1 && operands[i].0.extent(dim) != 1;
+    for dim in 0..out.rank() {
+        if !(0..operands.len()).any(|i| drawn(i, dim)) {
+            continue;
+        }
+        out = out.materialized_dim(dim);
+        for (i, layout) in wanted.iter_mut().enumerate() {
+            // One value along all of the dimension broadcasts; what is uniform in part has to be stored.
+            if drawn(i, dim) || !layout.is_uniform_dim(dim) {
+                *layout = layout.with_dim(dim, out.dim(dim).to_vec());
             }
         }
     }
@@ -102,7 +104,7 @@ pub(crate) fn zip_linear<B: Backend, K: Kind<B>>(
     if let (Some(a), Some(b)) = (lhs.partial(), rhs.partial())
         && lhs.layout() == rhs.layout()
     {
-        return SpatialTensor::new(f(a, b), lhs.layout().clone(), lhs.device().clone());
+        return SpatialTensor::share(f(a, b), lhs.layout().clone(), lhs.device().clone());
     }
     zip(lhs, rhs, f)
 }
@@ -147,7 +149,8 @@ pub(crate) fn reshape<B: Backend, K: Kind<B>>(mut tensor: SpatialTensor<B, K>, s
     if tensor.shape() == shape {
         return tensor;
     }
-    loop {
+    // Each turn makes one axis full.
+    for _ in 0..=tensor.layout().axes().count() {
         match tensor.layout().reshape(&shape) {
             Ok(layout) => {
                 let local = layout.local_shape(tensor.context().mesh.coords());
@@ -157,11 +160,12 @@ pub(crate) fn reshape<B: Backend, K: Kind<B>>(mut tensor: SpatialTensor<B, K>, s
                 let (dim, position) = locate(tensor.layout(), blocked.axis);
                 let mut axes = tensor.layout().dim(dim).to_vec();
                 axes[position] = Axis::full(axes[position].extent);
-                let layout = tensor.layout().with_dim(dim, axes).with_pending(AxisSet::EMPTY);
+                let layout = tensor.layout().with_dim(dim, axes);
                 tensor = tensor.into_layout(&layout);
             }
         }
     }
+    panic!("a tensor that lies as {} cannot be reshaped to {shape:?}: please report this as a fault of burn-spatial", tensor.layout());
 }
 
 /// Dimension and position within it of the axis at `index` of [`Layout::axes`].
@@ -239,7 +243,7 @@ pub(crate) fn whole_dim<B: Backend, K: Kind<B>>(tensor: SpatialTensor<B, K>, dim
             tracing::warn!("{op} along dimension {dim} gathers a tensor that lies as {} (said once)", tensor.layout());
         }
     }
-    let layout = tensor.layout().full_dim(dim).with_pending(AxisSet::EMPTY);
+    let layout = tensor.layout().full_dim(dim).summed();
     tensor.into_layout(&layout)
 }
 
@@ -296,7 +300,7 @@ pub(crate) fn sum_dim<B: Backend, K: Kind<B>>(
     let layout = tensor.layout();
     let times = Layout::multiplicity(layout.dim(dim));
     let over = split_over(layout.dim(dim));
-    let pending = layout.pending;
+    let pending = layout.pending();
     let out = layout.with_dim(dim, vec![]).with_pending(pending.union(over));
     let device = tensor.device().clone();
     let local = match tensor.partial() {
@@ -305,11 +309,11 @@ pub(crate) fn sum_dim<B: Backend, K: Kind<B>>(
         None => {
             let out = out.with_pending(over);
             let local = sum(tensor.settle().0);
-            return SpatialTensor::new(if times == 1 { local } else { scale(local, times) }, out, device);
+            return SpatialTensor::share(if times == 1 { local } else { scale(local, times) }, out, device);
         }
     };
     let local = sum(local);
-    SpatialTensor::new(if times == 1 { local } else { scale(local, times) }, out, device)
+    SpatialTensor::share(if times == 1 { local } else { scale(local, times) }, out, device)
 }
 
 /// A reduction along `dim` that is made at once: `f` on the block, then `op` over the ranks that share the dimension.

@@ -252,7 +252,7 @@ macro_rules! bias_gradient {
 /// A gradient of a parameter: whole, with its sum handed to the gradient engine.
 fn of_parameter<B: Backend>(gradient: FloatTensor<Spatial<B>>) -> FloatTensor<Spatial<B>> {
     let full = Layout::full(&gradient.shape());
-    if gradient.layout().clone().with_pending(AxisSet::EMPTY) == full { gradient.gradient() } else { gradient.into_layout(&full) }
+    if gradient.layout().summed() == full { gradient.gradient() } else { gradient.into_layout(&full) }
 }
 
 /// `tensor` with leading dimensions of extent 1 up to `rank`.
@@ -305,7 +305,7 @@ impl<B: Backend> ModuleOps<Self> for Spatial<B> {
         // Features that every rank has whole: the inner backend's own, bit for bit.
         if unsplit(x.layout().dim(rank - 1)) {
             let device = x.device().clone();
-            let layout = x.layout().clone().with_pending(AxisSet::EMPTY).materialized();
+            let layout = x.layout().summed().materialized();
             let outputs = weight.shape()[1];
             let y = B::linear(x.into_layout(&layout).settle().0, weight.into_whole(), bias.map(SpatialTensor::into_whole));
             return SpatialTensor::new(y, layout.with_dim(rank - 1, vec![Axis::full(outputs)]), device);

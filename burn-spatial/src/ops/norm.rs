@@ -17,7 +17,7 @@ use crate::trace::timed;
 
 /// How x has to lie: channels whole, all else split as it is.
 fn stored(x: &Layout) -> Layout {
-    x.clone().with_pending(Default::default()).full_dim(1).materialized()
+    x.summed().full_dim(1).materialized()
 }
 
 /// Mean, and sum of squared deviations from it, of each channel of a volume, out of those of the ranks' blocks, of which

@@ -9,7 +9,7 @@ use burn_backend::{Backend, DType, TensorMetadata};
 use burn_std::Shape;
 
 use super::parts::{self, Part};
-use super::{split_over, sum_dim};
+use super::{expanded, map_linear, split_over, sum_dim};
 use crate::Spatial;
 use crate::device::{RankContext, SpatialDevice};
 use crate::gradients::Compute;
@@ -183,7 +183,7 @@ fn box_of<B: Backend, K: Kind<B>>(all: &K::Primitive, at: &[Range<usize>; 3]) ->
 /// one then lies: batch and volume stay split, channels are whole, an axis that has fewer voxels there than ranks is
 /// whole.
 pub(super) fn placed(x: &Layout, extents: [usize; 3]) -> (Layout, Layout) {
-    let mut near = x.clone().with_pending(AxisSet::EMPTY);
+    let mut near = x.summed();
     for dim in 0..5 {
         let one = matches!(near.dim(dim), [] | [Axis { storage: Storage::Full | Storage::Split { .. }, .. }]);
         if dim == 1 || !one {
@@ -620,7 +620,7 @@ impl<B: Backend> WindowBackend for Spatial<B> {
     }
 
     fn whole_volume(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        let layout = (2..5).fold(x.layout().clone().with_pending(AxisSet::EMPTY), |layout, dim| layout.full_dim(dim));
+        let layout = (2..5).fold(x.layout().summed(), |layout, dim| layout.full_dim(dim));
         x.into_layout(&layout)
     }
 
@@ -640,7 +640,7 @@ impl<B: Backend> WindowBackend for Spatial<B> {
     }
 
     fn activation_grad(y: FloatTensor<Self>, grad: FloatTensor<Self>, slope: f64) -> FloatTensor<Self> {
-        let (device, layout) = (y.device().clone(), y.layout().clone().with_pending(AxisSet::EMPTY).materialized());
+        let (device, layout) = (y.device().clone(), y.layout().summed().materialized());
         let grad = grad.into_layout(&layout).settle().0;
         let y = y.into_layout(&layout).settle().0;
         SpatialTensor::new(kernels::activation_grad::<B>(y, grad, slope), layout, device)
@@ -713,7 +713,8 @@ pub(crate) fn bias_grad<B: Backend>(grad: Tensor<B>) -> Tensor<B> {
     for dim in (0..sum.rank()).rev().filter(|d| *d != 1) {
         sum = sum_dim::<B, Float>(sum, dim, |t| B::float_sum_dim(t, dim), scale);
     }
-    let sum = super::reshape(sum, Shape::from(vec![channels]));
-    let layout = sum.layout().materialized_dim(0);
-    if layout == *sum.layout() { sum.gradient() } else { sum.into_layout(&layout) }
+    // A gradient that does not vary along channels is stored for each of them; the sum stays pending.
+    let layout = Layout::full(&[channels]);
+    map_linear(super::reshape(sum, Shape::from(vec![channels])), layout, |t| expanded::<B, Float>(t, &Shape::from(vec![channels])))
+        .gradient()
 }
