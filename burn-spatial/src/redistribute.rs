@@ -35,7 +35,7 @@ pub(crate) fn redistribute<B: Backend, K: Kind<B>>(
             }
         }
     }
-    debug_assert!(
+    assert!(
         axes.iter().all(|(a, b)| a.storage == Storage::Uniform || b.storage != Storage::Uniform),
         "what varies along an axis cannot be stored once: {from} to {to}"
     );

@@ -62,7 +62,7 @@ pub fn split_targets<B: place::SpatialBackend>(targets: Tensor<B, 4, Int>) -> Te
     let [n, d, h, w] = targets.dims();
     let layout = Layout::volume(&[n, 1, d, h, w], B::grid(&targets.device()));
     let axes: Vec<Vec<Axis>> = [0, 2, 3, 4].map(|dim| layout.dim(dim).to_vec()).into();
-    place::to_layout_int(targets, &Layout::new(axes))
+    place::to_layout_int(targets, &Layout::try_new(axes).expect("one dimension"))
 }
 
 /// All cases of both losses on a split volume give PyTorch's values, and nothing is gathered.

@@ -107,7 +107,7 @@ impl OnGrid {
             Some(axis) => vec![Axis::split(axis, balanced_offsets(extent, self.0.size(axis)))],
             None => vec![Axis::full(extent)],
         };
-        Layout::new(global.into_iter().zip(split).map(axis).collect())
+        Layout::try_new(global.into_iter().zip(split).map(axis).collect()).expect("each axis of the grid is given once")
     }
 }
 

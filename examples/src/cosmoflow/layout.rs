@@ -71,7 +71,7 @@ fn follow(layer: &Layer, before: &Layout, grid: Grid) -> (Layout, usize) {
         // An output with fewer voxels than ranks: the axis is gathered first.
         let (input, after) = match window.output_axis(&input) {
             Some(after) => (input, after),
-            None => (Axis::full(input.extent), Axis::full(window.output(input.extent))),
+            None => (Axis::full(input.extent()), Axis::full(window.output(input.extent()))),
         };
         output = output.with_dim(dim, vec![after.clone()]);
         axes.push((input, after));
