@@ -18,13 +18,13 @@ use burn_std::device::Device;
 
 use crate::comm::CommError;
 use crate::gradients::Engine;
-use crate::halo::{AxisNeed, Plan};
-use crate::layout::{Axis, Layout};
+use crate::layout::{Axis, AxisNeed, Layout};
 use crate::mesh::Mesh;
 use crate::random::Generator;
 pub use crate::split_inputs::SPLIT_INPUTS_VARIABLE;
 use crate::split_inputs::SplitInputs;
 use crate::stats::Stats;
+use crate::transfer::Plan;
 
 /// The environment variable that turns strict mode on.
 pub const STRICT_VARIABLE: &str = "BURN_SPATIAL_STRICT";

@@ -9,13 +9,12 @@ use burn_std::Shape;
 use crate::comm::CommError;
 use crate::device::{RankContext, SpatialDevice};
 use crate::gradients::{Compute, Deferred};
-use crate::halo::{Plan, Region};
 use crate::kind::Kind;
 use crate::layout::{Layout, Storage};
 use crate::mesh::AxisSet;
 use crate::random::Draw;
-use crate::redistribute::redistribute;
 use crate::stats::Live;
+use crate::transfer::{Plan, Region, redistribute};
 
 /// A tensor of global shape of which this rank stores a block.
 pub struct SpatialTensor<B: Backend, K: Kind<B>> {

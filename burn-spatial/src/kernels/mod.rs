@@ -18,11 +18,10 @@ use burn_std::Shape;
 
 mod cpu;
 pub mod generic;
-mod taps;
 
+pub use crate::window::{Position, Taps};
 pub use cpu::Arithmetic;
 pub(crate) use cpu::norm::Moments;
-pub use taps::{Position, Taps};
 
 /// One axis of a window operation on a block. Tap `t` of output `o` reads input `o * stride + t * dilation - offset`;
 /// what lies outside `0..input` is padding.

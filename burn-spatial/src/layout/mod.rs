@@ -11,9 +11,11 @@ use burn_std::Shape;
 
 use crate::mesh::{AxisSet, Grid, MeshAxis};
 
+mod need;
 mod reshape;
 mod unify;
 
+pub use need::{AxisNeed, Piece};
 pub use reshape::Blocked;
 pub(crate) use reshape::refine;
 pub use unify::unify;

@@ -4,8 +4,8 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, Shape, Slice, TensorMetadata};
 
 use super::{ConvSpec, PaddingMode, PoolSpec, UpsampleSpec};
-use crate::halo::pieces;
 use crate::kernels::{self, Window};
+use crate::window::pieces;
 
 /// Implements [`WindowBackend`](super::WindowBackend) for a backend whose tensors are whole.
 macro_rules! plain_window_backend {

@@ -6,12 +6,12 @@ use burn_std::Slice;
 use super::index::slice_of;
 use super::{split_over, whole_dim};
 use crate::device::RankContext;
-use crate::halo::{AxisNeed, Piece, exchange, scaled};
 use crate::kind::Kind;
-use crate::layout::{Axis, Layout, balanced_offsets, unify};
+use crate::layout::{Axis, AxisNeed, Layout, Piece, balanced_offsets, unify};
 use crate::mesh::MeshAxis;
-use crate::redistribute::redistribute;
 use crate::tensor::{SpatialTensor, communicated};
+use crate::transfer::{exchange, redistribute};
+use crate::window::scaled;
 
 /// This rank's block `local` with split dimensions, each one axis of `layout`, replaced by what `needs` says. Collective.
 pub(crate) fn fetch<B: Backend, K: Kind<B>>(

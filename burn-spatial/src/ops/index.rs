@@ -7,9 +7,8 @@ use super::along::fetch;
 use super::{ranges, split_over, unsplit, whole_dim};
 use crate::comm::ReduceOp;
 use crate::gradients::all_reduce;
-use crate::halo::{AxisNeed, Piece};
 use crate::kind::{Int, Kind};
-use crate::layout::{Axis, Layout, Storage, balanced_offsets, unify};
+use crate::layout::{Axis, AxisNeed, Layout, Piece, Storage, balanced_offsets, unify};
 use crate::tensor::{SpatialTensor, communicated};
 
 pub(super) fn slice_of(start: usize, length: usize) -> Slice {

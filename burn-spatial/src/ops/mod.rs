@@ -23,7 +23,6 @@ mod int;
 mod matmul;
 mod module;
 mod norm;
-mod parts;
 mod pool;
 mod quantized;
 mod sample;

@@ -8,19 +8,20 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
 use burn_std::Shape;
 
-use super::parts::{self, Part};
 use super::{expanded, map_linear, split_over, sum_dim};
 use crate::Spatial;
 use crate::device::{RankContext, SpatialDevice};
 use crate::gradients::Compute;
-use crate::halo::{Arrival, AxisNeed, AxisWindow, Exchange, Piece, Plan, Region, WindowPlan, assemble, exchange_add, scaled, slices};
-use crate::kernels::{self, Count, Filter, Slab, Taps, Window, unwritten, whole_slab};
+use crate::kernels::{self, Count, Filter, Slab, Window, unwritten, whole_slab};
 use crate::kind::{Float, Int, Kind};
-use crate::layout::{Axis, Layout, Storage};
+use crate::layout::{Axis, AxisNeed, Layout, Piece, Storage};
 use crate::mesh::AxisSet;
 use crate::nn::{ConvSpec, PaddingMode, PoolSpec, UpsampleSpec, WindowBackend};
 use crate::tensor::{Received, SpatialTensor, communicated};
 use crate::trace::timed;
+use crate::transfer::{Arrival, Exchange, Plan, Region, assemble, exchange_add, slices};
+use crate::window::parts::{self, Part};
+use crate::window::{AxisWindow, Taps, WindowPlan, scaled};
 
 pub(super) type Tensor<B> = SpatialTensor<B, Float>;
 

@@ -1,8 +1,8 @@
 //! A dry run: how the network lies on a grid, and what memory that takes.
 
-use burn_spatial::halo::{AxisWindow, WindowPlan};
 use burn_spatial::layout::Axis;
 use burn_spatial::nn::PaddingMode;
+use burn_spatial::window::{AxisWindow, WindowPlan};
 use burn_spatial::{Grid, Layout};
 use burn_spatial_models::CosmoFlowConfig;
 use burn_spatial_models::cosmoflow::{Layer, LayerKind};

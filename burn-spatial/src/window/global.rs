@@ -4,10 +4,8 @@
 //! padding: nothing, or voxels of the volume itself as a [`PaddingMode`] says.
 
 use crate::kernels::WindowAxis;
-use crate::layout::Axis;
+use crate::layout::{Axis, AxisNeed, Piece};
 use crate::nn::PaddingMode;
-
-use super::plan::{AxisNeed, Piece};
 
 /// A window along one axis of the whole volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
