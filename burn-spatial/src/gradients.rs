@@ -5,8 +5,14 @@
 //! which makes up for ranks that are early and late in turn. A large gradient is summed by itself; small ones queue in program
 //! order, and a full bucket is summed in one all-reduce, as is what is queued when one of them is first read. Which ranks sum
 //! what, and when, depends on the program alone.
+//!
+//! **Gradients that nobody reads** are summed like all others, for a rank cannot know what others do with theirs. Their sums
+//! are waited for and thrown away when the next one is sent, so that nothing piles up from pass to pass, not even where a
+//! rank is ahead of others. Waiting for a sum sends nothing: all others have sent their shares, or do so at the same place in
+//! the program. When a rank waits may therefore depend on what it has dropped.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn_backend::{Backend, DType, TensorData, TensorMetadata};
@@ -16,11 +22,14 @@ use crate::comm::{CommError, ReduceOp, Request};
 use crate::device::RankContext;
 use crate::kind::Kind;
 use crate::mesh::{AxisSet, Mesh};
-use crate::stats::copied;
+use crate::stats::{Live, Stats, copied};
 use crate::trace::timed;
 
 /// A bucket is sent when it holds this many bytes, and a gradient that has as many needs none.
 const BUCKET: usize = 1 << 20;
+
+/// The most bytes of gradients on their way, beyond which the oldest are waited for.
+const IN_FLIGHT: usize = 128 << 20;
 
 /// A value that is a sum over ranks, made when first read and shared by all clones.
 pub(crate) struct Deferred<B: Backend, K: Kind<B>> {
@@ -28,8 +37,8 @@ pub(crate) struct Deferred<B: Backend, K: Kind<B>> {
     shape: Shape,
     dtype: DType,
     device: B::Device,
-    /// Whether it is the engine's: a weight gradient.
-    gradient: AtomicBool,
+    /// The number of the flush that is sure to make it, where it is a weight gradient; 0 for other sums.
+    flush: AtomicU64,
     state: Mutex<State<K::Primitive>>,
 }
 
@@ -50,12 +59,12 @@ pub(crate) type Compute<P> = Box<dyn FnOnce() -> P + Send>;
 impl<B: Backend, K: Kind<B>> Deferred<B, K> {
     pub(crate) fn new(partial: K::Primitive, axes: AxisSet, device: B::Device) -> Self {
         let (shape, dtype) = (partial.shape(), partial.dtype());
-        Deferred { axes, shape, dtype, device, gradient: AtomicBool::new(false), state: Mutex::new(State::Partial(partial)) }
+        Deferred { axes, shape, dtype, device, flush: AtomicU64::new(0), state: Mutex::new(State::Partial(partial)) }
     }
 
     /// With a share that is computed later.
     pub(crate) fn open(share: Compute<K::Primitive>, shape: Shape, dtype: DType, axes: AxisSet, device: B::Device) -> Self {
-        Deferred { axes, shape, dtype, device, gradient: AtomicBool::new(false), state: Mutex::new(State::Open(share)) }
+        Deferred { axes, shape, dtype, device, flush: AtomicU64::new(0), state: Mutex::new(State::Open(share)) }
     }
 
     /// The state, after this rank's share was computed.
@@ -82,9 +91,12 @@ impl<B: Backend, K: Kind<B>> Deferred<B, K> {
 
     /// The sum. Collective over the axes when first called.
     pub(crate) fn read(&self, context: &RankContext) -> Result<K::Primitive, CommError> {
-        let gradient = self.gradient.load(Ordering::Relaxed);
-        if gradient && !matches!(*self.state(), State::Done(_)) {
-            context.gradients.flush(context.talking_alone("reading a gradient that is still being summed"))?;
+        let flush = self.flush.load(Ordering::Relaxed);
+        let gradient = flush > 0;
+        // Not whether it is there: it may have come early on some ranks, and a flush sends what waits.
+        if flush > context.gradients.flushes.load(Ordering::Relaxed) {
+            let mesh = context.talking_alone("reading a gradient that is still being summed");
+            context.gradients.flush(mesh, &context.stats)?;
         }
         if !gradient && !context.on_own_thread() {
             return self.read_beside(context);
@@ -203,12 +215,52 @@ impl<B: Backend, K: Kind<B>> Member for Deferred<B, K> {
 #[derive(Default)]
 pub(crate) struct Engine {
     queue: Mutex<Queue>,
+    /// How many there were.
+    flushes: AtomicU64,
 }
 
 /// Gradients whose sum is on its way.
 struct Bucket {
     members: Vec<Arc<dyn Member>>,
     request: Box<dyn Request>,
+    #[allow(dead_code)]
+    live: Live,
+}
+
+impl Bucket {
+    fn bytes(&self) -> usize {
+        bytes_of(&self.members)
+    }
+
+    /// Whether somebody may still read one of its gradients. What the engine alone has, nobody gets any more.
+    fn is_wanted(&self) -> bool {
+        self.members.iter().any(is_wanted)
+    }
+
+    /// Waits for the sum, and hands it to those that are still wanted.
+    fn complete(self) -> Result<(), CommError> {
+        let sums = self.request.wait()?;
+        if let [member] = &self.members[..] {
+            if is_wanted(member) {
+                member.deliver(sums);
+            }
+            return Ok(());
+        }
+        let mut rest = &sums[..];
+        for member in &self.members {
+            let (this, next) = rest.split_at(member.bytes());
+            if is_wanted(member) {
+                copied(this.len());
+                member.deliver(this.to_vec());
+            }
+            rest = next;
+        }
+        Ok(())
+    }
+}
+
+fn is_wanted(member: &Arc<dyn Member>) -> bool {
+    Arc::strong_count(member) > 1
 }
 
 #[derive(Default)]
@@ -217,7 +269,8 @@ struct Queue {
     newest: Option<Arc<dyn Member>>,
     /// What waits for its bucket to be full.
     waiting: Vec<Arc<dyn Member>>,
-    in_flight: Vec<Bucket>,
+    /// The oldest first.
+    in_flight: VecDeque<Bucket>,
 }
 
 impl Engine {
@@ -226,15 +279,15 @@ impl Engine {
     }
 
     /// Queues a gradient, and sends the one before it on its way.
-    pub(crate) fn push<B: Backend, K: Kind<B>>(&self, mesh: &Mesh, gradient: Arc<Deferred<B, K>>) -> Result<(), CommError> {
+    pub(crate) fn push<B: Backend, K: Kind<B>>(&self, mesh: &Mesh, stats: &Stats, gradient: Arc<Deferred<B, K>>) -> Result<(), CommError> {
         let mut queue = self.queue();
-        gradient.gradient.store(true, Ordering::Relaxed);
-        queue.close(mesh)?;
+        gradient.flush.store(self.flushes.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        queue.close(mesh, stats)?;
         if gradient.is_open() {
             queue.newest = Some(gradient);
             return Ok(());
         }
-        queue.add(mesh, gradient)
+        queue.add(mesh, stats, gradient)
     }
 
     /// Computes what was left to be computed, and sends nothing.
@@ -245,25 +298,13 @@ impl Engine {
     }
 
     /// Sums all that is queued.
-    pub(crate) fn flush(&self, mesh: &Mesh) -> Result<(), CommError> {
+    pub(crate) fn flush(&self, mesh: &Mesh, stats: &Stats) -> Result<(), CommError> {
         let mut queue = self.queue();
-        queue.close(mesh)?;
+        queue.close(mesh, stats)?;
         timed!(REDUCE, "flush");
-        queue.send(mesh)?;
-        for Bucket { members, request } in std::mem::take(&mut queue.in_flight) {
-            let sums = request.wait()?;
-            if let [member] = &members[..] {
-                member.deliver(sums);
-                continue;
-            }
-            copied(sums.len());
-            let mut rest = &sums[..];
-            for member in members {
-                let (this, next) = rest.split_at(member.bytes());
-                member.deliver(this.to_vec());
-                rest = next;
-            }
-        }
+        queue.send(mesh, stats)?;
+        queue.in_flight.drain(..).try_for_each(Bucket::complete)?;
+        self.flushes.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -274,43 +315,60 @@ fn bytes_of(members: &[Arc<dyn Member>]) -> usize {
 
 impl Queue {
     /// Sends the newest gradient on its way, if it was left behind.
-    fn close(&mut self, mesh: &Mesh) -> Result<(), CommError> {
+    fn close(&mut self, mesh: &Mesh, stats: &Stats) -> Result<(), CommError> {
         let Some(newest) = self.newest.take() else { return Ok(()) };
         newest.compute();
-        self.add(mesh, newest)
+        self.add(mesh, stats, newest)
     }
 
     /// Starts a sum when the bucket is full.
-    fn add(&mut self, mesh: &Mesh, gradient: Arc<dyn Member>) -> Result<(), CommError> {
+    fn add(&mut self, mesh: &Mesh, stats: &Stats, gradient: Arc<dyn Member>) -> Result<(), CommError> {
         if let Some(last) = self.waiting.last()
             && (last.axes() != gradient.axes() || last.dtype() != gradient.dtype())
         {
-            self.send(mesh)?;
+            self.send(mesh, stats)?;
         }
         if gradient.bytes() >= BUCKET {
-            return self.start(mesh, vec![gradient]);
+            return self.start(mesh, stats, vec![gradient]);
         }
         self.waiting.push(gradient);
         if bytes_of(&self.waiting) >= BUCKET {
-            self.send(mesh)?;
+            self.send(mesh, stats)?;
         }
         Ok(())
     }
 
-    fn send(&mut self, mesh: &Mesh) -> Result<(), CommError> {
+    fn send(&mut self, mesh: &Mesh, stats: &Stats) -> Result<(), CommError> {
         let members = std::mem::take(&mut self.waiting);
-        self.start(mesh, members)
+        self.start(mesh, stats, members)
     }
 
     /// Starts the sum of gradients of one kind.
-    fn start(&mut self, mesh: &Mesh, members: Vec<Arc<dyn Member>>) -> Result<(), CommError> {
+    fn start(&mut self, mesh: &Mesh, stats: &Stats, members: Vec<Arc<dyn Member>>) -> Result<(), CommError> {
         let Some(first) = members.first() else { return Ok(()) };
         timed!(REDUCE, "bucket");
         let comm = mesh.group(first.axes()).expect("only sums over several ranks are queued");
         let mut bucket = Vec::with_capacity(bytes_of(&members));
+        let live = stats.live(bucket.capacity());
         members.iter().for_each(|member| member.send_into(&mut bucket));
         let request = comm.start_all_reduce(bucket, first.dtype(), ReduceOp::Sum)?;
-        self.in_flight.push(Bucket { members, request });
+        self.limit()?;
+        self.in_flight.push_back(Bucket { members, request, live });
+        Ok(())
+    }
+
+    /// Waits for what nobody wants any more, and for the oldest while too much is on its way.
+    fn limit(&mut self) -> Result<(), CommError> {
+        let mut bytes: usize = self.in_flight.iter().map(Bucket::bytes).sum();
+        for bucket in std::mem::take(&mut self.in_flight) {
+            if bytes > IN_FLIGHT || !bucket.is_wanted() {
+                bytes -= bucket.bytes();
+                timed!(REDUCE, "limit");
+                bucket.complete()?;
+            } else {
+                self.in_flight.push_back(bucket);
+            }
+        }
         Ok(())
     }
 }
@@ -356,7 +414,7 @@ mod tests {
             // The second has a sum of its own, the others share one.
             let all = [(1.0, 3), (2.0, BUCKET / 4), (3.0, 5)].map(|(value, n)| open(value + rank as f32, n));
             for (i, (gradient, count)) in all.iter().enumerate() {
-                context.gradients.push(&context.mesh, gradient.clone()).map_err(|error| error.to_string())?;
+                context.gradients.push(&context.mesh, &context.stats, gradient.clone()).map_err(|error| error.to_string())?;
                 assert_eq!(times(count), 0, "left to be computed");
                 assert!(all[..i].iter().all(|(_, before)| times(before) == 1), "computed before the next one");
                 if rank == i % 2 {

@@ -59,6 +59,7 @@ pub mod kind;
 pub mod launch;
 pub mod layout;
 pub mod mesh;
+mod mix;
 pub mod nn;
 mod ops;
 pub mod optim;

@@ -150,7 +150,7 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
                 let layout = self.layout.summed();
                 assert!(layout.is_full(), "a weight gradient is full, not {layout}");
                 let mesh = context.talking_alone("a backward pass");
-                communicated(context.gradients.push(mesh, deferred.clone()));
+                communicated(context.gradients.push(mesh, &context.stats, deferred.clone()));
                 SpatialTensor { value: Value::Deferred(deferred, live), layout, device: self.device, dtype: self.dtype }
             }
             value => SpatialTensor { value, ..self },
