@@ -20,7 +20,7 @@ use burn_std::Shape;
 
 use crate::comm::{CommError, ReduceOp, Request};
 use crate::device::RankContext;
-use crate::kind::Kind;
+use crate::kind::{Kind, accumulator};
 use crate::mesh::{AxisSet, Mesh};
 use crate::stats::{Live, Stats, copied};
 use crate::trace::timed;
@@ -35,6 +35,7 @@ const IN_FLIGHT: usize = 128 << 20;
 pub(crate) struct Deferred<B: Backend, K: Kind<B>> {
     axes: AxisSet,
     shape: Shape,
+    /// Of the sum: shares are of its [`accumulator`].
     dtype: DType,
     device: B::Device,
     /// The number of the flush that is sure to make it, where it is a weight gradient; 0 for other sums.
@@ -57,12 +58,13 @@ enum State<P> {
 pub(crate) type Compute<P> = Box<dyn FnOnce() -> P + Send>;
 
 impl<B: Backend, K: Kind<B>> Deferred<B, K> {
-    pub(crate) fn new(partial: K::Primitive, axes: AxisSet, device: B::Device) -> Self {
-        let (shape, dtype) = (partial.shape(), partial.dtype());
+    /// A sum of `dtype`, with this rank's share of its [`accumulator`].
+    pub(crate) fn new(partial: K::Primitive, dtype: DType, axes: AxisSet, device: B::Device) -> Self {
+        let shape = partial.shape();
         Deferred { axes, shape, dtype, device, flush: AtomicU64::new(0), state: Mutex::new(State::Partial(partial)) }
     }
 
-    /// With a share that is computed later.
+    /// With a share that is computed later, of `dtype` or its [`accumulator`].
     pub(crate) fn open(share: Compute<K::Primitive>, shape: Shape, dtype: DType, axes: AxisSet, device: B::Device) -> Self {
         Deferred { axes, shape, dtype, device, flush: AtomicU64::new(0), state: Mutex::new(State::Open(share)) }
     }
@@ -71,7 +73,7 @@ impl<B: Backend, K: Kind<B>> Deferred<B, K> {
     fn state(&self) -> MutexGuard<'_, State<K::Primitive>> {
         let mut state = self.locked();
         *state = match std::mem::replace(&mut *state, State::Sent) {
-            State::Open(compute) => State::Partial(compute()),
+            State::Open(compute) => State::Partial(K::widened(compute())),
             computed => computed,
         };
         state
@@ -106,9 +108,15 @@ impl<B: Backend, K: Kind<B>> Deferred<B, K> {
             return Ok(value);
         }
         // Not under the lock: a thread that reads beside this one must not wait for other ranks through it.
-        let sum = all_reduce::<B, K>(context, value, self.axes, ReduceOp::Sum, &self.device)?;
+        let sum = self.sum(context, value)?;
         *self.locked() = State::Done(sum.clone());
         Ok(sum)
+    }
+
+    /// The sum of all ranks' shares. Collective.
+    fn sum(&self, context: &RankContext, share: K::Primitive) -> Result<K::Primitive, CommError> {
+        let sum = all_reduce::<B, K>(context, share, self.axes, ReduceOp::Sum, &self.device)?;
+        Ok(K::cast(sum, self.dtype))
     }
 
     /// The sum and true, or this rank's share and false.
@@ -127,7 +135,7 @@ impl<B: Backend, K: Kind<B>> Deferred<B, K> {
         let (value, done) = self.value();
         let ready = comm.all_gather(&[u8::from(done)])?;
         let Some(root) = ready.iter().position(|flag| flag == &[1]) else {
-            return all_reduce::<B, K>(context, value, self.axes, ReduceOp::Sum, &self.device);
+            return self.sum(context, value);
         };
         let sum = if done { K::into_data(value).as_bytes().to_vec() } else { Vec::new() };
         let sum = comm.broadcast(root, sum)?;
@@ -166,6 +174,7 @@ pub(crate) fn all_reduce<B: Backend, K: Kind<B>>(
 /// What the engine needs of a queued gradient.
 trait Member: Send + Sync {
     fn axes(&self) -> AxisSet;
+    /// The type in which shares are summed.
     fn dtype(&self) -> DType;
     fn bytes(&self) -> usize;
     /// Whether this rank's share is still to be computed.
@@ -183,11 +192,11 @@ impl<B: Backend, K: Kind<B>> Member for Deferred<B, K> {
     }
 
     fn dtype(&self) -> DType {
-        self.dtype
+        accumulator(self.dtype)
     }
 
     fn bytes(&self) -> usize {
-        self.shape.num_elements() * self.dtype.size()
+        self.shape.num_elements() * self.dtype().size()
     }
 
     fn is_open(&self) -> bool {
@@ -206,8 +215,8 @@ impl<B: Backend, K: Kind<B>> Member for Deferred<B, K> {
     }
 
     fn deliver(&self, sum: Vec<u8>) {
-        let data = TensorData::from_bytes_vec(sum, self.shape.clone(), self.dtype);
-        *self.locked() = State::Done(K::from_data(data, &self.device));
+        let data = TensorData::from_bytes_vec(sum, self.shape.clone(), self.dtype());
+        *self.locked() = State::Done(K::cast(K::from_data(data, &self.device), self.dtype));
     }
 }
 

@@ -9,7 +9,7 @@ use burn_std::Shape;
 use crate::comm::CommError;
 use crate::device::{RankContext, SpatialDevice};
 use crate::gradients::{Compute, Deferred};
-use crate::kind::Kind;
+use crate::kind::{Kind, accumulator};
 use crate::layout::{Layout, Storage};
 use crate::mesh::AxisSet;
 use crate::random::Draw;
@@ -94,21 +94,23 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
     /// From this rank's block under `layout`, whose sums are made.
     pub(crate) fn new(local: K::Primitive, layout: Layout, device: SpatialDevice<B::Device>) -> Self {
         assert!(layout.pending().is_empty(), "a block is no share of a sum: {layout}");
-        Self::share(local, layout, device)
+        let dtype = local.dtype();
+        Self::share(local, layout, dtype, device)
     }
 
-    /// From this rank's share of a sum over the pending axes of `layout`: for operations that leave sums pending.
-    pub(crate) fn share(local: K::Primitive, layout: Layout, device: SpatialDevice<B::Device>) -> Self {
+    /// A tensor of `dtype` from this rank's share of a sum over the pending axes of `layout`, if any: for operations that leave
+    /// sums pending. The share may be of the type in which `dtype` is summed.
+    pub(crate) fn share(local: K::Primitive, layout: Layout, dtype: DType, device: SpatialDevice<B::Device>) -> Self {
         let context = device.context();
         debug_assert_eq!(local.shape(), layout.local_shape(context.mesh.coords()), "block and layout {layout} agree");
-        let dtype = local.dtype();
-        let live = context.stats.live(local.shape().num_elements() * dtype.size());
         let pending = context.mesh.effective(layout.pending());
         let layout = layout.with_pending(pending);
+        let local = K::cast(local, if pending.is_empty() { dtype } else { accumulator(dtype) });
+        let live = context.stats.live(local.shape().num_elements() * local.dtype().size());
         let value = if pending.is_empty() {
             Value::Local(local, Arc::new(Block { live, received: OnceLock::new() }))
         } else {
-            Value::Deferred(Arc::new(Deferred::new(local, pending, device.inner_device().clone())), Arc::new(live))
+            Value::Deferred(Arc::new(Deferred::new(local, dtype, pending, device.inner_device().clone())), Arc::new(live))
         };
         SpatialTensor { value, layout, device, dtype }
     }
@@ -130,14 +132,15 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
         SpatialTensor { value: Value::Random(draw), layout: Layout::full(&shape), device, dtype }
     }
 
-    /// A sum over ranks of shares that each computes when there is time; at once if it has no others to wait for.
+    /// A sum over ranks of shares that each computes when there is time; at once if it has no others to wait for. Shares may
+    /// be of the type in which `dtype` is summed.
     pub(crate) fn open(share: Compute<K::Primitive>, shape: Shape, dtype: DType, over: AxisSet, device: SpatialDevice<B::Device>) -> Self {
         let context = device.context();
         let layout = Layout::full(&shape).with_pending(context.mesh.effective(over));
         if layout.pending().is_empty() {
-            return Self::new(share(), layout, device);
+            return Self::share(share(), layout, dtype, device);
         }
-        let live = Arc::new(context.stats.live(shape.num_elements() * dtype.size()));
+        let live = Arc::new(context.stats.live(shape.num_elements() * accumulator(dtype).size()));
         let deferred = Deferred::open(share, shape, dtype, layout.pending(), device.inner_device().clone());
         SpatialTensor { value: Value::Deferred(Arc::new(deferred), live), layout, device, dtype }
     }
@@ -192,7 +195,7 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
         received
     }
 
-    /// This rank's share of a pending sum.
+    /// This rank's share of a pending sum, of the type in which it is summed.
     pub(crate) fn partial(&self) -> Option<K::Primitive> {
         match &self.value {
             Value::Deferred(deferred, _) if !self.layout.pending().is_empty() => deferred.partial(),

@@ -1,17 +1,19 @@
 //! Losses of segmentation, over logits `[N, C, D, H, W]` and the class of each voxel, `[N, D, H, W]` or
 //! `[N, 1, D, H, W]`.
 //!
+//! Logits of half precision are taken in single, and so are the losses.
+//!
 //! All sums run over the whole batch and volume: on a split volume the values are those of the whole, on every rank.
 //! They are made of element-wise operations and sums alone, so that nothing is gathered: what each voxel's class is
 //! comes from comparing with each class, not from indexing.
 //!
 //! Targets have to be classes from 0 to C - 1, or the ignored one. A voxel of no class adds nothing to the
-//! cross-entropy, but its probabilities add to the Dice loss's denominators.
+//! cross-entropy but what label smoothing spreads over all classes, and its probabilities add to the Dice loss's denominators.
 
 use burn::config::Config;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::backend::Backend;
-use burn::tensor::{Bool, Int, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 
 /// How cross-entropies of voxels become one number.
 #[derive(Config, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +24,8 @@ pub enum Reduction {
     Sum,
 }
 
-/// Cross-entropy of the softmax over classes: -w(t) log p(t) of each voxel of class t.
+/// Cross-entropy of the softmax over classes: -w(t) log p(t) of each voxel of class t. With label smoothing s (Szegedy et
+/// al., arXiv 1512.00567), as PyTorch defines it: -(1 - s) w(t) log p(t) - s / C sum over all classes c of w(c) log p(c).
 #[derive(Config, Debug, PartialEq)]
 pub struct VoxelCrossEntropy {
     /// Weight of each class; all 1 if not given.
@@ -32,6 +35,9 @@ pub struct VoxelCrossEntropy {
     /// What is made of all voxels.
     #[config(default = "Reduction::Mean")]
     pub reduction: Reduction,
+    /// Share of a voxel's target, 0 to 1, that is spread evenly over all classes.
+    #[config(default = 0.0)]
+    pub label_smoothing: f64,
 }
 
 /// Dice loss (Milletari et al., arXiv 1606.04797): with p the softmax over classes and t one-hot,
@@ -76,14 +82,41 @@ impl VoxelCrossEntropy {
     /// One number `[1]`. Collective where a tensor is split.
     ///
     /// # Panics
-    /// If the shapes do not fit each other or the number of class weights.
+    /// If the shapes do not fit each other or the number of class weights, or if the label smoothing is not from 0 to 1.
     pub fn forward<B: Backend, const T: usize>(&self, logits: Tensor<B, 5>, targets: Tensor<B, T, Int>) -> Tensor<B, 1> {
         let voxels = Voxels::new(logits, targets, self.ignore_index);
         self.of(&voxels)
     }
 
+    /// What each voxel adds to the sum, `[N, D, H, W]`: zero where it does not count. Split as the logits' volume is.
+    ///
+    /// # Panics
+    /// As [`forward`](Self::forward).
+    pub fn forward_no_reduction<B: Backend, const T: usize>(&self, logits: Tensor<B, 5>, targets: Tensor<B, T, Int>) -> Tensor<B, 4> {
+        let voxels = Voxels::new(logits, targets, self.ignore_index);
+        let shares = self.shares(&voxels);
+        let weighted = match &self.class_weights {
+            Some(weights) => shares * voxels.per_class(weights),
+            None => shares,
+        };
+        -weighted.sum_dim(1).squeeze_dim::<4>(1)
+    }
+
+    /// `[N, C, D, H, W]`: each class's log probability times its share of the voxel's target.
+    fn shares<B: Backend>(&self, voxels: &Voxels<B>) -> Tensor<B, 5> {
+        let smoothing = self.label_smoothing;
+        assert!((0.0..=1.0).contains(&smoothing), "the label smoothing must be from 0 to 1, but is {smoothing}");
+        let log_probabilities = &voxels.log_probabilities;
+        let own = voxels.at_targets(log_probabilities.clone());
+        if smoothing == 0.0 {
+            return own;
+        }
+        let classes = log_probabilities.dims()[1] as f64;
+        own * (1.0 - smoothing) + voxels.valid(log_probabilities.clone()) * (smoothing / classes)
+    }
+
     fn of<B: Backend>(&self, voxels: &Voxels<B>) -> Tensor<B, 1> {
-        let chosen = class_sums(voxels.at_targets(voxels.log_probabilities.clone()));
+        let chosen = class_sums(self.shares(voxels));
         let weights = self.class_weights.as_ref().map(|weights| voxels.per_class(weights));
         let weighted = |sums: Tensor<B, 5>| match &weights {
             Some(weights) => sums * weights.clone(),
@@ -167,6 +200,8 @@ impl<B: Backend> Voxels<B> {
             Some(ignored) => elsewhere.bool_or(ignored.clone()),
             None => elsewhere,
         };
+        // Sums over volumes exceed the range of half precision.
+        let logits = if matches!(logits.dtype(), DType::F16 | DType::BF16) { logits.cast(DType::F32) } else { logits };
         Voxels { log_probabilities: log_softmax(logits, 1), elsewhere, ignored }
     }
 
@@ -258,6 +293,27 @@ mod tests {
         assert!(number(DiceCrossEntropy::new().forward(sure.clone(), targets(TARGETS))).abs() < 1e-6);
         // Without the background the mean is over the other classes.
         assert!(number(DiceLoss::new().with_skip_background(true).forward(sure, targets(TARGETS))).abs() < 1e-6);
+    }
+
+    #[test]
+    fn losses_of_voxels_add_up_to_the_sum() {
+        let loss = VoxelCrossEntropy::new()
+            .with_class_weights(Some(vec![0.5, 1.0, 2.0]))
+            .with_ignore_index(Some(1))
+            .with_label_smoothing(0.1)
+            .with_reduction(Reduction::Sum);
+        let each = loss.forward_no_reduction(logits(), targets(TARGETS));
+        assert_eq!(each.dims(), [2, 2, 2, 2]);
+        let each: Vec<f32> = each.into_data().to_vec().unwrap();
+        assert!(each.iter().zip(TARGETS).all(|(loss, class)| (*loss == 0.0) == (class == 1)), "{each:?}");
+        let sum = number(loss.forward(logits(), targets(TARGETS)));
+        assert!((each.iter().sum::<f32>() - sum).abs() < 1e-5 * sum);
+    }
+
+    #[test]
+    #[should_panic(expected = "label smoothing must be from 0 to 1")]
+    fn a_smoothing_above_one_is_refused() {
+        VoxelCrossEntropy::new().with_label_smoothing(1.5).forward(logits(), targets(TARGETS));
     }
 
     #[test]

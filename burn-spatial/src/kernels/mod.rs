@@ -8,7 +8,7 @@ use std::any::{Any, TypeId};
 use std::ops::Range;
 
 use crate::comm::{Comm, CommError};
-use crate::kind::{Float, Int, Kind};
+use crate::kind::{Float, Int, Kind, accumulator, wide};
 use crate::stats::copied;
 use crate::trace::timed;
 use burn_backend::tensor::{FloatTensor, IntTensor};
@@ -60,20 +60,27 @@ pub enum Count {
     Between([[isize; 2]; 3]),
     /// The number of taps that read inside the input block.
     Inside,
+    /// This number, whatever a window reads.
+    Fixed(usize),
 }
 
 impl Count {
-    /// Taps in a volume of `extents` and in `padding` around it are counted; the block starts at `origin` of the volume.
-    pub fn padded(padding: [usize; 3], origin: [isize; 3], extents: [usize; 3]) -> Count {
-        Count::Padded(std::array::from_fn(|i| (extents[i] + padding[i]) as isize - origin[i]))
+    /// Taps in a volume of `extents`, which is the block, and in `padding` around it are counted.
+    pub(crate) fn padded(padding: [usize; 3], extents: [usize; 3]) -> Count {
+        Count::Padded(std::array::from_fn(|i| (extents[i] + padding[i]) as isize))
     }
 
     /// The same for a box of the block that starts at `start`.
     pub(crate) fn from(self, start: [usize; 3]) -> Count {
+        self.at(start.map(|start| start as isize))
+    }
+
+    /// The same for a block whose first voxel is the one at `origin` of this one.
+    pub(crate) fn at(self, origin: [isize; 3]) -> Count {
         match self {
-            Count::Padded(ends) => Count::Padded(std::array::from_fn(|i| ends[i] - start[i] as isize)),
-            Count::Between(ranges) => Count::Between(std::array::from_fn(|i| ranges[i].map(|end| end - start[i] as isize))),
-            Count::Inside => Count::Inside,
+            Count::Padded(ends) => Count::Padded(std::array::from_fn(|i| ends[i] - origin[i])),
+            Count::Between(ranges) => Count::Between(std::array::from_fn(|i| ranges[i].map(|end| end - origin[i]))),
+            count => count,
         }
     }
 
@@ -85,13 +92,15 @@ impl Count {
         }
     }
 
-    /// How many taps of output `o` along axis `i` of a window are counted; 1 where there are none.
+    /// How many taps of output `o` along axis `i` of a window are counted; 1 where there are none. The product over the axes is
+    /// what is divided by.
     pub(crate) fn of(self, i: usize, axis: &WindowAxis, o: usize) -> usize {
         let start = (o * axis.stride) as isize - axis.offset;
         let counted = match self {
             Count::Padded(ends) => isize::MIN..ends[i],
             Count::Between(ranges) => ranges[i][0]..ranges[i][1],
             Count::Inside => 0..axis.input as isize,
+            Count::Fixed(divisor) => return if i == 0 { divisor } else { 1 },
         };
         (0..axis.kernel).filter(|t| counted.contains(&(start + (t * axis.dilation) as isize))).count().max(1)
     }
@@ -171,6 +180,11 @@ macro_rules! typed {
             }
         }
     };
+}
+
+/// Whether sums of `dtype` are made in another type.
+fn sums_widely(dtype: DType) -> bool {
+    accumulator(dtype) != dtype
 }
 
 fn inputs(window: &Window) -> [usize; 3] {
@@ -515,6 +529,9 @@ pub(crate) fn avg_pool3d_part<B: Backend>(
     count: Count,
 ) -> FloatTensor<B> {
     timed!(KERNEL, "avg_pool3d");
+    if sums_widely(x[0].1.dtype()) {
+        return put::<B, Float>(out, at, wide::<B>(only::<B>(x), |x| avg_pool3d::<B>(x, window, count)));
+    }
     let (Some(boxes), Some(_)) = (flex_slabs::<B>(x), flex(&out)) else {
         return put::<B, Float>(out, at, generic::avg_pool3d::<B>(only::<B>(x), window, count));
     };
@@ -530,6 +547,9 @@ pub(crate) fn avg_pool3d_part<B: Backend>(
 /// The gradient of [`avg_pool3d`]: grad `[N, C, out..]` -> `[N, C, in..]`.
 pub fn avg_pool3d_grad<B: Backend>(grad: FloatTensor<B>, window: &Window, count: Count) -> FloatTensor<B> {
     timed!(KERNEL, "avg_pool3d_grad");
+    if sums_widely(grad.dtype()) {
+        return wide::<B>(grad, |grad| avg_pool3d_grad::<B>(grad, window, count));
+    }
     let Some(fg) = flex(&grad) else { return generic::avg_pool3d_grad::<B>(grad, window, count) };
     let shape = with_extents(grad.shape()[0], grad.shape()[1], inputs(window));
     primitive(typed!(fg, T => cpu::tensor(cpu::average_grad::<T>(cpu::Isa::get(), cpu::slice(&fg), window, count), shape)))
@@ -545,6 +565,9 @@ pub fn resample<B: Backend>(x: FloatTensor<B>, taps: &[Taps; 3]) -> FloatTensor<
 /// [`resample`] of a part of the outputs: written at voxel `at`.
 pub(crate) fn resample_part<B: Backend>(out: FloatTensor<B>, at: [usize; 3], x: FloatTensor<B>, taps: &[Taps; 3]) -> FloatTensor<B> {
     timed!(KERNEL, "resample");
+    if sums_widely(x.dtype()) {
+        return put::<B, Float>(out, at, wide::<B>(x, |x| resample::<B>(x, taps)));
+    }
     let axes: Vec<usize> = (0..3).filter(|i| !taps[*i].is_identity()).collect();
     let Some((last, others)) = axes.split_last() else { return put::<B, Float>(out, at, x) };
     let along = |out: FloatTensor<B>, at: [usize; 3], x: FloatTensor<B>, axis: usize| {
@@ -571,6 +594,9 @@ pub(crate) fn resample_part<B: Backend>(out: FloatTensor<B>, at: [usize; 3], x: 
 /// The gradient of [`resample`]: grad `[N, C, out..]` -> `[N, C, in..]`.
 pub fn resample_grad<B: Backend>(grad: FloatTensor<B>, taps: &[Taps; 3]) -> FloatTensor<B> {
     timed!(KERNEL, "resample_grad");
+    if sums_widely(grad.dtype()) {
+        return wide::<B>(grad, |grad| resample_grad::<B>(grad, taps));
+    }
     (0..3).rev().filter(|i| !taps[*i].is_identity()).fold(grad, |grad, i| {
         let Some(fg) = flex(&grad) else { return generic::resample_grad::<B>(grad, i, &taps[i]) };
         let mut shape: [usize; 5] = grad.shape().dims();

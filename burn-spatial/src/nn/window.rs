@@ -58,6 +58,8 @@ pub struct PoolSpec {
     pub dilation: [usize; 3],
     /// Whether an average counts the padding.
     pub count_include_pad: bool,
+    /// What an average divides the sum of a window by, instead of the number of voxels counted.
+    pub divisor: Option<usize>,
     /// Whether the number of outputs is rounded up: a last window may reach beyond the padding if it starts inside the
     /// volume or the padding before it (PyTorch's rule). What lies beyond counts nowhere.
     pub ceil: bool,
@@ -122,6 +124,9 @@ pub enum SpecError {
         /// The kernel.
         kernel: usize,
     },
+    /// An average would divide by zero.
+    #[error("the divisor of an average pool must be at least 1, but is 0")]
+    Divisor,
     /// Periodic padding reaches around more than once.
     #[error("along the {axis} the periodic padding {padding:?} is larger than the input extent {input}")]
     PeriodicPadding {
@@ -236,7 +241,7 @@ impl ConvSpec {
 impl PoolSpec {
     /// Windows of `kernel` side by side: stride as large, no padding, which would be counted, outputs rounded down.
     pub fn new(kernel: [usize; 3]) -> PoolSpec {
-        PoolSpec { kernel, stride: kernel, padding: [0; 3], dilation: [1; 3], count_include_pad: true, ceil: false }
+        PoolSpec { kernel, stride: kernel, padding: [0; 3], dilation: [1; 3], count_include_pad: true, divisor: None, ceil: false }
     }
 
     /// Whether the options alone make sense. As in PyTorch, padding is at most half the kernel, so that no window
@@ -245,6 +250,9 @@ impl PoolSpec {
         nonzero("the kernel", &self.kernel)?;
         nonzero("the stride", &self.stride)?;
         nonzero("the dilation", &self.dilation)?;
+        if self.divisor == Some(0) {
+            return Err(SpecError::Divisor);
+        }
         match (0..3).find(|&i| self.padding[i] > self.kernel[i] / 2) {
             Some(i) => Err(SpecError::PoolPadding { axis: AXES[i], padding: self.padding[i], kernel: self.kernel[i] }),
             None => Ok(()),
@@ -266,9 +274,13 @@ impl PoolSpec {
         })
     }
 
-    /// What an average over a block divides by; its first voxel lies at `origin` of a volume of `extents`.
-    pub(crate) fn count(&self, origin: [isize; 3], extents: [usize; 3]) -> Count {
-        if self.count_include_pad { Count::padded(self.padding, origin, extents) } else { Count::Inside }
+    /// What an average over a volume of `extents` divides by.
+    pub(crate) fn count(&self, extents: [usize; 3]) -> Count {
+        match self.divisor {
+            Some(divisor) => Count::Fixed(divisor),
+            None if self.count_include_pad => Count::padded(self.padding, extents),
+            None => Count::Inside,
+        }
     }
 }
 

@@ -106,7 +106,9 @@ pub(crate) fn scan<B: Backend, K: Kind<B>>(
     };
     let device = tensor.device().clone();
     let context = device.context();
+    let dtype = tensor.dtype();
     let (local, layout) = tensor.settle();
+    let local = K::widened(local);
     let length = local.shape()[dim];
     let last = cut::<B, K>(f(local.clone()), dim, length - 1, 1);
     // The ranks' last results, one after another.
@@ -120,7 +122,7 @@ pub(crate) fn scan<B: Backend, K: Kind<B>>(
         let carried = cut::<B, K>(f(all), dim, before - 1, 1);
         cut::<B, K>(f(K::cat(vec![carried, local], dim)), dim, 1, length)
     };
-    SpatialTensor::new(result, layout, device)
+    SpatialTensor::new(K::cast(result, dtype), layout, device)
 }
 
 /// Windows along `dim`, in a new last dimension. Those of a split dimension stay split: each shard takes the halo that

@@ -316,10 +316,12 @@ pub(crate) fn select_add<B: Backend, K: Kind<B>>(
     let result = if context.mesh.effective(over).is_empty() {
         f(base, dim, indices, value)
     } else {
+        let dtype = base.dtype();
+        let (base, value) = (K::widened(base), K::widened(value));
         let zeros = K::zeros(base.shape(), device.inner_device(), base.dtype());
         let part = f(zeros, dim, indices, value);
         let sum = communicated(all_reduce::<B, K>(&context, part, over, combine, device.inner_device()));
-        add(base, sum)
+        K::cast(add(base, sum), dtype)
     };
     SpatialTensor::new(result, out, device)
 }

@@ -2,13 +2,14 @@
 //!
 //! This file has what the traits share: pointwise maps, views, reductions, and operations along one dimension.
 
-use burn_backend::{Backend, TensorMetadata};
+use burn_backend::{Backend, DType, TensorMetadata};
 use burn_std::{Shape, Slice};
 
 use crate::comm::ReduceOp;
+use crate::device::RankContext;
 use crate::gradients::all_reduce;
 use crate::kernels::dense;
-use crate::kind::Kind;
+use crate::kind::{Float, Kind, accumulator};
 use crate::layout::{Axis, Layout, Storage, unify};
 use crate::mesh::AxisSet;
 use crate::tensor::{SpatialTensor, communicated};
@@ -43,6 +44,23 @@ pub(crate) fn map<B: Backend, K: Kind<B>, R: Kind<B>>(
     SpatialTensor::new(f(local), layout, device)
 }
 
+/// A float tensor as the type in which it is summed.
+pub(crate) fn widened<B: Backend>(tensor: SpatialTensor<B, Float>) -> SpatialTensor<B, Float> {
+    let dtype = accumulator(tensor.dtype());
+    cast(tensor, dtype)
+}
+
+/// A float tensor as another type; a pending sum stays pending where it is made in the same one.
+pub(crate) fn cast<B: Backend>(tensor: SpatialTensor<B, Float>, dtype: DType) -> SpatialTensor<B, Float> {
+    if tensor.dtype() == dtype {
+        return tensor;
+    }
+    match tensor.partial().filter(|partial| partial.dtype() == accumulator(dtype)) {
+        Some(partial) => SpatialTensor::share(partial, tensor.layout().clone(), dtype, tensor.device().clone()),
+        None => map::<B, Float, Float>(tensor, |t| <Float as Kind<B>>::cast(t, dtype)),
+    }
+}
+
 /// Like [`map`], for operations that commute with sums over ranks: a pending sum stays pending.
 pub(crate) fn map_linear<B: Backend, K: Kind<B>>(
     tensor: SpatialTensor<B, K>,
@@ -53,7 +71,7 @@ pub(crate) fn map_linear<B: Backend, K: Kind<B>>(
     match tensor.partial() {
         Some(partial) => {
             let layout = layout.with_pending(tensor.layout().pending());
-            SpatialTensor::share(f(partial), layout, device)
+            SpatialTensor::share(f(partial), layout, tensor.dtype(), device)
         }
         None => SpatialTensor::new(f(tensor.settle().0), layout.summed(), device),
     }
@@ -103,7 +121,7 @@ pub(crate) fn zip_linear<B: Backend, K: Kind<B>>(
     if let (Some(a), Some(b)) = (lhs.partial(), rhs.partial())
         && lhs.layout() == rhs.layout()
     {
-        return SpatialTensor::share(f(a, b), lhs.layout().clone(), lhs.device().clone());
+        return SpatialTensor::share(f(a, b), lhs.layout().clone(), lhs.dtype(), lhs.device().clone());
     }
     zip(lhs, rhs, f)
 }
@@ -301,18 +319,15 @@ pub(crate) fn sum_dim<B: Backend, K: Kind<B>>(
     let over = split_over(layout.dim(dim));
     let pending = layout.pending();
     let out = layout.with_dim(dim, vec![]).with_pending(pending.union(over));
-    let device = tensor.device().clone();
-    let local = match tensor.partial() {
-        Some(partial) => partial,
+    let (device, dtype) = (tensor.device().clone(), tensor.dtype());
+    let (local, out) = match tensor.partial() {
+        Some(partial) => (partial, out),
         // Already summed over what was pending.
-        None => {
-            let out = out.with_pending(over);
-            let local = sum(tensor.settle().0);
-            return SpatialTensor::share(if times == 1 { local } else { scale(local, times) }, out, device);
-        }
+        None => (tensor.settle().0, out.with_pending(over)),
     };
-    let local = sum(local);
-    SpatialTensor::share(if times == 1 { local } else { scale(local, times) }, out, device)
+    let others = !device.context().mesh.effective(out.pending()).is_empty();
+    let local = sum(if others || times != 1 { K::widened(local) } else { local });
+    SpatialTensor::share(if times == 1 { local } else { scale(local, times) }, out, dtype, device)
 }
 
 /// A reduction along `dim` that is made at once: `f` on the block, then `op` over the ranks that share the dimension.
@@ -329,12 +344,31 @@ pub(crate) fn reduce_dim<B: Backend, K: Kind<B>>(
     let (local, layout) = tensor.settle();
     let times = Layout::multiplicity(layout.dim(dim));
     let over = split_over(layout.dim(dim));
-    let mut local = f(local);
+    let local = reduced::<B, K>(&context, local, over, times, op, device.inner_device(), f, repeat);
+    SpatialTensor::new(local, layout.with_dim(dim, vec![]), device)
+}
+
+/// `f` of a block, then `op` over the ranks along `over`. Collective over them.
+#[allow(clippy::too_many_arguments)]
+fn reduced<B: Backend, K: Kind<B>>(
+    context: &RankContext,
+    local: K::Primitive,
+    over: AxisSet,
+    times: usize,
+    op: ReduceOp,
+    device: &B::Device,
+    f: impl FnOnce(K::Primitive) -> K::Primitive,
+    repeat: impl FnOnce(K::Primitive, usize) -> K::Primitive,
+) -> K::Primitive {
+    let dtype = local.dtype();
+    // What one rank makes in one go is rounded once; so is what several make together.
+    let accumulates = matches!(op, ReduceOp::Sum | ReduceOp::Prod);
+    let together = times != 1 || !context.mesh.effective(over).is_empty();
+    let mut local = f(if accumulates && together { K::widened(local) } else { local });
     if times != 1 {
         local = repeat(local, times);
     }
-    let local = communicated(all_reduce::<B, K>(&context, local, over, op, device.inner_device()));
-    SpatialTensor::new(local, layout.with_dim(dim, vec![]), device)
+    K::cast(communicated(all_reduce::<B, K>(context, local, over, op, device)), dtype)
 }
 
 /// A reduction of all elements to one.
@@ -348,11 +382,7 @@ pub(crate) fn reduce<B: Backend, K: Kind<B>>(
     let context = device.context();
     let (local, layout) = tensor.settle();
     let times: usize = layout.dims().iter().map(|axes| Layout::multiplicity(axes)).product();
-    let mut local = f(local);
-    if times != 1 {
-        local = repeat(local, times);
-    }
-    let local = communicated(all_reduce::<B, K>(&context, local, layout.split_over(), op, device.inner_device()));
+    let local = reduced::<B, K>(&context, local, layout.split_over(), times, op, device.inner_device(), f, repeat);
     SpatialTensor::full(local, device)
 }
 

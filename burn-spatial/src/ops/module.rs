@@ -325,18 +325,34 @@ impl<B: Backend> ModuleOps<Self> for Spatial<B> {
     fn linear_weight_backward(x: FloatTensor<Self>, output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
         let rank = x.rank();
         let shape = Shape::from(vec![x.shape()[rank - 1], output_grad.shape()[rank - 1]]);
-        let mut gradient = Self::float_matmul(swap_dims(x, rank - 2, rank - 1), output_grad);
+        let dtype = output_grad.dtype();
+        let mut gradient = widened(Self::float_matmul(swap_dims(x, rank - 2, rank - 1), output_grad));
         for dim in 0..rank - 2 {
             gradient = Self::float_sum_dim(gradient, dim);
         }
-        of_parameter::<B>(reshape(gradient, shape))
+        of_parameter::<B>(cast(reshape(gradient, shape), dtype))
+    }
+
+    fn layer_norm(tensor: FloatTensor<Self>, gamma: FloatTensor<Self>, beta: Option<FloatTensor<Self>>, epsilon: f64) -> FloatTensor<Self> {
+        let (dtype, dim) = (tensor.dtype(), tensor.rank() - 1);
+        let x = widened(tensor);
+        let off = Self::float_sub(x.clone(), Self::float_mean_dim(x, dim));
+        let var = Self::float_mean_dim(Self::float_mul(off.clone(), off.clone()), dim);
+        let y = Self::float_div(off, Self::float_sqrt(Self::float_add_scalar(var, epsilon.into())));
+        let y = Self::float_mul(y, leading::<B>(widened(gamma), dim + 1));
+        let y = match beta {
+            Some(beta) => Self::float_add(y, leading::<B>(widened(beta), dim + 1)),
+            None => y,
+        };
+        cast(y, dtype)
     }
 
     fn linear_bias_backward(output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
         let rank = output_grad.rank();
         let features = output_grad.shape()[rank - 1];
-        let gradient = (0..rank - 1).fold(output_grad, Self::float_sum_dim);
-        of_parameter::<B>(reshape(gradient, Shape::from(vec![features])))
+        let dtype = output_grad.dtype();
+        let gradient = (0..rank - 1).fold(widened(output_grad), Self::float_sum_dim);
+        of_parameter::<B>(cast(reshape(gradient, Shape::from(vec![features])), dtype))
     }
 
     convolutions!(

@@ -318,7 +318,8 @@ impl Windowed {
                     let parts = Part::whole(&self.local).cut(&self.local, Halo::assembled::<B>(&own));
                     let shares = parts.iter().map(|part| {
                         let block = self.halo.block::<B>(&own, &received, &part.input, &device);
-                        share(&[whole_slab::<B>(block)], &box_of::<B, Float>(&output, &part.outputs()), &part.window)
+                        let share = share(&[whole_slab::<B>(block)], &box_of::<B, Float>(&output, &part.outputs()), &part.window);
+                        <Float as Kind<B>>::widened(share)
                     });
                     let zeros = || B::float_zeros(Shape::from(weight), &device, dtype.into());
                     shares.reduce(B::float_add).unwrap_or_else(zeros)
@@ -438,19 +439,19 @@ fn conv_windows(spec: &ConvSpec, x: &Shape, weight: [usize; 5]) -> [AxisWindow; 
 pub(super) struct Pool {
     /// The windows over the whole volume.
     pub windows: Window,
-    /// The padding that an average counts, if it does.
-    pub counted: Option<[usize; 3]>,
+    /// What an average divides by, with the whole volume as its block.
+    pub count: Count,
 }
 
 impl Pool {
     fn of(spec: &PoolSpec, x: &Shape) -> Pool {
         let windows = spec.window(dims(x)).unwrap_or_else(|error| panic!("{error}"));
-        Pool { windows, counted: spec.count_include_pad.then_some(spec.padding) }
+        Pool { windows, count: spec.count(windows.map(|axis| axis.input)) }
     }
 
     fn on(&self, context: &RankContext, x: &Layout) -> (Windowed, Count) {
         let windowed = Windowed::over(context, x, self.windows.map(|axis| AxisWindow::of(&axis, PaddingMode::Zeros)));
-        let count = self.counted.map_or(Count::Inside, |padding| Count::padded(padding, windowed.origin, windowed.volume));
+        let count = self.count.at(windowed.origin);
         (windowed, count)
     }
 
@@ -710,12 +711,12 @@ pub(crate) fn bias_grad<B: Backend>(grad: Tensor<B>) -> Tensor<B> {
         grad.into_layout(&layout)
     };
     let scale = |t, n: usize| B::float_mul_scalar(t, (n as f64).into());
-    let mut sum = grad;
+    let dtype = grad.dtype();
+    let mut sum = super::widened(grad);
     for dim in (0..sum.rank()).rev().filter(|d| *d != 1) {
         sum = sum_dim::<B, Float>(sum, dim, |t| B::float_sum_dim(t, dim), scale);
     }
+    let sum = super::cast(super::reshape(sum, Shape::from(vec![channels])), dtype);
     // A gradient that does not vary along channels is stored for each of them; the sum stays pending.
-    let layout = Layout::full(&[channels]);
-    map_linear(super::reshape(sum, Shape::from(vec![channels])), layout, |t| expanded::<B, Float>(t, &Shape::from(vec![channels])))
-        .gradient()
+    map_linear(sum, Layout::full(&[channels]), |t| expanded::<B, Float>(t, &Shape::from(vec![channels]))).gradient()
 }
