@@ -16,12 +16,12 @@ use crate::kernels::{self, Count, Filter, Slab, Window, unwritten, whole_slab};
 use crate::kind::{Float, Int, Kind};
 use crate::layout::{Axis, AxisNeed, Layout, Piece, Storage};
 use crate::mesh::AxisSet;
-use crate::nn::{ConvSpec, PaddingMode, PoolSpec, UpsampleSpec, WindowBackend};
+use crate::nn::WindowBackend;
 use crate::tensor::{Received, SpatialTensor, communicated};
 use crate::trace::timed;
 use crate::transfer::{Arrival, Exchange, Plan, Region, assemble, exchange_add, slices};
 use crate::window::parts::{self, Part};
-use crate::window::{AxisWindow, Taps, WindowPlan, scaled};
+use crate::window::{AxisWindow, ConvSpec, PaddingMode, PoolSpec, Taps, UpsampleSpec, WindowPlan, scaled};
 
 pub(super) type Tensor<B> = SpatialTensor<B, Float>;
 

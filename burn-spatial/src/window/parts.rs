@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::kernels::{Window, WindowAxis};
+use super::{Window, WindowAxis};
 
 /// Outputs next to each other, and a box of the block: what they are computed from together, or what they give back.
 #[derive(Clone, Debug, PartialEq)]
