@@ -394,7 +394,7 @@ impl<B: Backend> FloatTensorOps<Self> for Spatial<B> {
             return reduce::<B, Float>(tensor, ReduceOp::Sum, B::float_mean, |t, _| t);
         }
         let elements = tensor.shape().num_elements() as f64;
-        wide_mean::<B>(tensor, |t| Self::float_sum(t), elements)
+        wide_mean::<B>(tensor, Self::float_sum, elements)
     }
 
     fn float_mean_dim(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {

@@ -13,7 +13,7 @@ use super::sample::{Samples, per_sample, per_sample_grad};
 use super::window::{Share, bias_grad, conv_weight_share};
 use super::*;
 use crate::Spatial;
-use crate::kind::{Bool, Float};
+use crate::kind::{Bool, Float, Kind, wide};
 use crate::nn::WindowBackend;
 
 /// A whole result from the gathered operands `t` and what else `B`'s function takes, in its order.
@@ -116,7 +116,7 @@ macro_rules! pools {
             match Samples::of(&x).filter(|_| !ceil_mode) {
                 Some(samples) => {
                     let x = samples.take(x);
-                    samples.wrap(B::$avg(x, kernel_size, stride, padding, count_include_pad, ceil_mode))
+                    samples.wrap(wide::<B>(x, |x| B::$avg(x, kernel_size, stride, padding, count_include_pad, ceil_mode)))
                 }
                 None => {
                     let pool = pool::<$n>(&x.shape(), kernel_size.axes(), stride.axes(), padding.axes(), [1; $n], count_include_pad, ceil_mode);
@@ -137,7 +137,8 @@ macro_rules! pools {
             match Samples::of(&x).filter(|_| !ceil_mode) {
                 Some(samples) => {
                     let (x, grad) = (samples.take(x), samples.take(grad));
-                    samples.wrap(B::$avg_grad(x, grad, kernel_size, stride, padding, count_include_pad, ceil_mode))
+                    let back = |x, grad| B::$avg_grad(x, grad, kernel_size, stride, padding, count_include_pad, ceil_mode);
+                    samples.wrap(wide_pair::<B>(x, grad, back))
                 }
                 None => {
                     let pool = pool::<$n>(&x.shape(), kernel_size.axes(), stride.axes(), padding.axes(), [1; $n], count_include_pad, ceil_mode);
@@ -202,13 +203,22 @@ macro_rules! pools {
         }
 
         fn $adaptive(x: FloatTensor<Self>, output_size: $size) -> FloatTensor<Self> {
-            per_sample(x, |x| B::$adaptive(x, output_size), |x| adaptive_mean(x, output_size.axes()))
+            per_sample(x, |x| wide::<B>(x, |x| B::$adaptive(x, output_size)), |x| adaptive_mean(x, output_size.axes()))
         }
 
         fn $adaptive_grad(x: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
-            per_sample_grad(x, grad, B::$adaptive_grad, adaptive_mean_grad)
+            per_sample_grad(x, grad, |x, grad| wide_pair::<B>(x, grad, B::$adaptive_grad), adaptive_mean_grad)
         }
     )*};
+}
+
+/// `f` of x and a gradient as the types in which they are summed; the gradient of x that comes out is as the other was.
+fn wide_pair<B: Backend>(
+    x: FloatTensor<B>,
+    grad: FloatTensor<B>,
+    f: impl FnOnce(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
+) -> FloatTensor<B> {
+    wide::<B>(grad, |grad| f(<Float as Kind<B>>::widened(x), grad))
 }
 
 /// Burn writes one number for a line and an array for a plane.
