@@ -65,6 +65,7 @@ pub mod nn;
 mod ops;
 pub mod optim;
 pub mod place;
+mod plans;
 mod random;
 mod redistribute;
 mod seat;

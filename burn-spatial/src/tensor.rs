@@ -9,10 +9,11 @@ use burn_std::Shape;
 use crate::comm::CommError;
 use crate::device::{RankContext, SpatialDevice};
 use crate::gradients::{Compute, Deferred};
-use crate::halo::{Plan, Region};
+use crate::halo::Region;
 use crate::kind::Kind;
 use crate::layout::{Layout, Storage};
 use crate::mesh::AxisSet;
+use crate::plans::KeyedPlan;
 use crate::random::Draw;
 use crate::redistribute::redistribute;
 use crate::stats::Live;
@@ -28,7 +29,7 @@ pub struct SpatialTensor<B: Backend, K: Kind<B>> {
 /// What others sent of the surroundings of a block: boxes of the block that `plan` needs.
 #[derive(Clone)]
 pub(crate) struct Received<P> {
-    pub(crate) plan: Arc<Plan>,
+    pub(crate) plan: Arc<KeyedPlan>,
     pub(crate) parts: Arc<Vec<(Region, P)>>,
     #[allow(dead_code)]
     live: Arc<Live>,
@@ -171,13 +172,13 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
     }
 
     /// What came for `plan` before, if that is what was kept.
-    pub(crate) fn received(&self, plan: &Arc<Plan>) -> Option<Received<K::Primitive>> {
+    pub(crate) fn received(&self, plan: &KeyedPlan) -> Option<Received<K::Primitive>> {
         let Value::Local(_, block) = &self.value else { return None };
-        block.received.get().filter(|received| Arc::ptr_eq(&received.plan, plan)).cloned()
+        block.received.get().filter(|received| received.plan.is(plan)).cloned()
     }
 
     /// Keeps what came for `plan`, as long as the block lives, unless something else was kept before.
-    pub(crate) fn keep_received(&self, plan: &Arc<Plan>, parts: Vec<(Region, K::Primitive)>) -> Received<K::Primitive> {
+    pub(crate) fn keep_received(&self, plan: &Arc<KeyedPlan>, parts: Vec<(Region, K::Primitive)>) -> Received<K::Primitive> {
         let bytes: usize = parts.iter().map(|(region, _)| region.elements() * self.dtype.size()).sum();
         let live = Arc::new(self.context().stats.live(bytes));
         let received = Received { plan: plan.clone(), parts: Arc::new(parts), live };

@@ -13,12 +13,13 @@ use super::{split_over, sum_dim};
 use crate::Spatial;
 use crate::device::{RankContext, SpatialDevice};
 use crate::gradients::Compute;
-use crate::halo::{Arrival, AxisNeed, AxisWindow, Exchange, Piece, Plan, Region, WindowPlan, assemble, exchange_add, scaled, slices};
+use crate::halo::{Arrival, AxisNeed, AxisWindow, Exchange, Piece, Region, WindowPlan, assemble, exchange_add, scaled, slices};
 use crate::kernels::{self, Count, Filter, Slab, Taps, Window, unwritten, whole_slab};
 use crate::kind::{Float, Int, Kind};
 use crate::layout::{Axis, Layout, Storage};
 use crate::mesh::AxisSet;
 use crate::nn::{ConvSpec, PaddingMode, PoolSpec, UpsampleSpec, WindowBackend};
+use crate::plans::KeyedPlan;
 use crate::tensor::{Received, SpatialTensor, communicated};
 use crate::trace::timed;
 
@@ -43,7 +44,7 @@ struct Halo {
     /// How the other lies.
     output: Layout,
     /// From the shards of the one to the blocks.
-    plan: Arc<Plan>,
+    plan: Arc<KeyedPlan>,
 }
 
 impl Halo {
