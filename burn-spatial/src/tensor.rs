@@ -14,7 +14,7 @@ use crate::layout::{Layout, Storage};
 use crate::mesh::AxisSet;
 use crate::random::Draw;
 use crate::stats::Live;
-use crate::transfer::{Plan, Region, redistribute};
+use crate::transfer::{KeyedPlan, Region, redistribute};
 
 /// A tensor of global shape of which this rank stores a block.
 pub struct SpatialTensor<B: Backend, K: Kind<B>> {
@@ -27,7 +27,7 @@ pub struct SpatialTensor<B: Backend, K: Kind<B>> {
 /// What others sent of the surroundings of a block: boxes of the block that `plan` needs.
 #[derive(Clone)]
 pub(crate) struct Received<P> {
-    pub(crate) plan: Arc<Plan>,
+    pub(crate) plan: Arc<KeyedPlan>,
     pub(crate) parts: Arc<Vec<(Region, P)>>,
     #[allow(dead_code)]
     live: Arc<Live>,
@@ -179,13 +179,13 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
     }
 
     /// What came for `plan` before, if that is what was kept.
-    pub(crate) fn received(&self, plan: &Arc<Plan>) -> Option<Received<K::Primitive>> {
+    pub(crate) fn received(&self, plan: &KeyedPlan) -> Option<Received<K::Primitive>> {
         let Value::Local(_, block) = &self.value else { return None };
-        block.received.get().filter(|received| Arc::ptr_eq(&received.plan, plan)).cloned()
+        block.received.get().filter(|received| received.plan.is(plan)).cloned()
     }
 
     /// Keeps what came for `plan`, as long as the block lives, unless something else was kept before.
-    pub(crate) fn keep_received(&self, plan: &Arc<Plan>, parts: Vec<(Region, K::Primitive)>) -> Received<K::Primitive> {
+    pub(crate) fn keep_received(&self, plan: &Arc<KeyedPlan>, parts: Vec<(Region, K::Primitive)>) -> Received<K::Primitive> {
         let bytes: usize = parts.iter().map(|(region, _)| region.elements() * self.dtype.size()).sum();
         let live = Arc::new(self.context().stats.live(bytes));
         let received = Received { plan: plan.clone(), parts: Arc::new(parts), live };

@@ -30,8 +30,9 @@
 //! buffer that is too short for a long message, and reports it after that.
 //!
 //! **Within a node** what does not fit a first message lies in memory that its processes share (`comm::node`), as long
-//! as there is room: an MPI window of `BURN_SPATIAL_NODE_MEMORY` MiB a rank (64 unless set, at most half of what
-//! `/dev/shm` has left; 0 for none), of which pages are used when something lies there. The header tells where. An
+//! as there is room: `BURN_SPATIAL_NODE_MEMORY` MiB a rank (64 unless set, at most half of what `/dev/shm` has left; 0 for
+//! none). All pages are reserved at the start, for other jobs may want the rest, and a page that is not there when it is
+//! written ends the process; if they cannot be had, messages go through MPI. The header tells where a payload lies. An
 //! all-reduce is so summed from where the others' shares lie.
 //!
 //! **Long payloads** between nodes are sent in parts of at most `BURN_SPATIAL_MAX_MESSAGE` bytes (1 GiB unless set; MPI counts in
@@ -49,10 +50,11 @@ use std::time::{Duration, Instant};
 use burn_std::{BoolStore, DType};
 use mpi::ffi;
 
-use super::node::{NodeMemory, Part, Shelved};
+use super::node::{NodeMemory, Part, SharedFile, Shelved};
 use super::{
     Comm, CommCounters, CommError, Communicator, Kind, ReduceOp, Request, Signature, env_number, reduce, timeout_from_env, without_rank,
 };
+use crate::mix::mix;
 use crate::stats::copied;
 
 /// Up to this many bytes an all-reduce sends whole buffers.
@@ -210,34 +212,57 @@ fn node_of(world: ffi::MPI_Comm, rank: usize, size: usize) -> Result<(usize, Opt
         check(rank, "MPI_Allreduce", rc).map(|()| own)
     };
     let wanted = env_number("BURN_SPATIAL_NODE_MEMORY").unwrap_or(64).saturating_mul(1 << 20);
+    let wanted = least(wanted)?;
     let len = least(wanted.min(shared_memory_left() / 2 / count as u64))? as usize / PAGE * PAGE;
-    if count == 1 || len == 0 {
+    if count == 1 || wanted == 0 {
         return Ok((local as usize, None));
     }
-    let mut own: *mut u8 = std::ptr::null_mut();
-    let mut window = unsafe { ffi::RSMPI_WIN_NULL };
-    // SAFETY: MPI writes an address to the place of one.
-    let rc = unsafe { ffi::MPI_Win_allocate_shared(len as ffi::MPI_Aint, 1, info, node, (&raw mut own).cast(), &mut window) };
-    let made = check(rank, "MPI_Win_allocate_shared", rc);
-    if least(u64::from(made.is_ok()))? == 0 {
-        let cause = made.err().map_or("another rank of the node got none".into(), |error| error.to_string());
-        tracing::warn!("no memory shared by the ranks of this node, messages go through MPI: {cause}");
-        return Ok((local as usize, None));
-    }
-    let mut parts = vec![None; size];
-    for peer in 0..count {
-        let (mut len, mut unit, mut start): (ffi::MPI_Aint, i32, *mut u8) = (0, 0, std::ptr::null_mut());
-        // SAFETY: as above.
-        let rc = unsafe { ffi::MPI_Win_shared_query(window, peer, &mut len, &mut unit, (&raw mut start).cast()) };
-        check(rank, "MPI_Win_shared_query", rc)?;
-        let mut at = rank as u64;
+    let from = |root: usize, mut number: u64| {
         // SAFETY: one number of the type named.
-        let rc = unsafe { ffi::MPI_Bcast((&raw mut at).cast(), 1, ffi::RSMPI_UINT64_T, peer, node) };
-        check(rank, "MPI_Bcast", rc)?;
-        parts[at as usize] = Some(Part { start, len: len as usize });
+        let rc = unsafe { ffi::MPI_Bcast((&raw mut number).cast(), 1, ffi::RSMPI_UINT64_T, root as i32, node) };
+        check(rank, "MPI_Bcast", rc).map(|()| number)
+    };
+    let (local, count) = (local as usize, count as usize);
+    let number = from(0, mix(crate::random::entropy() ^ u64::from(std::process::id())))?;
+    let mut file = match (len, local) {
+        (0, _) => Err(std::io::Error::other("/dev/shm is full")),
+        (_, 0) => SharedFile::create(number, len * count),
+        _ => Err(std::io::ErrorKind::NotFound.into()),
+    };
+    // The others open it when it is there.
+    let there = from(0, u64::from(file.is_ok()))? != 0;
+    if there && local != 0 {
+        file = SharedFile::open(number);
     }
-    // SAFETY: whole pages, and a window lives as long as MPI does, for nobody frees it.
-    Ok((local as usize, Some(unsafe { NodeMemory::new(parts, Part { start: own, len }) })))
+    let start = file.and_then(|file| {
+        file.reserve(local * len..(local + 1) * len)?;
+        let start = file.map(count * len)?;
+        Ok((start, file))
+    });
+    // The first that has none says so; with a rank that had no file to open, that is the first of all.
+    let first = least(if start.is_ok() { count as u64 } else { local as u64 })? as usize;
+    if first < count {
+        match start {
+            // SAFETY: nobody has the address.
+            Ok((start, _)) => unsafe { SharedFile::unmap(start, count * len) },
+            Err(error) if first == local => {
+                let mib = (len * count) >> 20;
+                tracing::warn!("messages within this node go through MPI: its ranks share no memory ({mib} MiB in /dev/shm: {error})");
+            }
+            Err(_) => {}
+        }
+        return Ok((local, None));
+    }
+    let Ok((start, file)) = start else { return Ok((local, None)) };
+    // All have opened it: from here on nothing of it is left when the ranks end, however they do.
+    drop(file);
+    let mut parts = vec![None; size];
+    let part = |local: usize| Part { start: start.wrapping_add(local * len), len };
+    for peer in 0..count {
+        parts[from(peer, rank as u64)? as usize] = Some(part(peer));
+    }
+    // SAFETY: whole pages, which stay mapped, one part a rank.
+    Ok((local, Some(unsafe { NodeMemory::new(parts, part(local)) })))
 }
 
 /// Bytes that files in memory can still have; beyond them a write would end the process.

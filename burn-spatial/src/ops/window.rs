@@ -19,7 +19,7 @@ use crate::mesh::AxisSet;
 use crate::nn::WindowBackend;
 use crate::tensor::{Received, SpatialTensor, communicated};
 use crate::trace::timed;
-use crate::transfer::{Arrival, Exchange, Plan, Region, assemble, exchange_add, slices};
+use crate::transfer::{Arrival, Exchange, KeyedPlan, Region, assemble, exchange_add, slices};
 use crate::window::parts::{self, Part};
 use crate::window::{AxisWindow, ConvSpec, PaddingMode, PoolSpec, Taps, UpsampleSpec, WindowPlan, scaled};
 
@@ -44,7 +44,7 @@ struct Halo {
     /// How the other lies.
     output: Layout,
     /// From the shards of the one to the blocks.
-    plan: Arc<Plan>,
+    plan: Arc<KeyedPlan>,
 }
 
 impl Halo {

@@ -7,10 +7,12 @@
 //! | [`Exchange::start`], then [`Exchange::receive`] | halos, which are on their way while the interior is computed |
 //! | [`exchange_add`] | the adjoint: boxes go back where they came from, and are added |
 
+mod cache;
 mod exchange;
 mod plan;
 mod redistribute;
 
+pub(crate) use cache::{KeyedPlan, Plans};
 pub(crate) use exchange::{Arrival, slices};
 pub use exchange::{Exchange, assemble, exchange, exchange_add};
 pub use plan::{Message, Plan, Region};

@@ -48,7 +48,9 @@ impl Rank {
 /// The first error of any rank; it ends all others. Under MPI it is printed, and the job ends, before this returns.
 pub fn start<T: Send>(args: &RankArgs, program: impl Fn(Rank) -> Result<T, Error> + Sync) -> Result<T, Error> {
     let run = |comm: Comm| -> Result<T, Error> {
-        share_cores(args.local_ranks.map_or(comm.size(), |_| 1));
+        if args.local_ranks.is_none() {
+            share_cores(&comm)?;
+        }
         program(Rank::new(comm, args)?)
     };
     match args.local_ranks {
@@ -91,16 +93,14 @@ pub fn alone(command: &str) -> Result<(), Error> {
     started_together().map_or(Ok(()), |processes| Err(told(processes)))
 }
 
-/// Gives each of the `processes` of a job on one machine its share of the cores; `RAYON_NUM_THREADS` overrides.
-fn share_cores(processes: usize) {
-    let given = std::env::var_os("RAYON_NUM_THREADS").is_some();
-    // The launchers' own count, where the job spans several machines.
-    let local = launcher::local_size().unwrap_or(processes);
-    if !given && local > 1 {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+/// Gives each process of a job its share of the cores of its machine; `RAYON_NUM_THREADS` overrides. Collective.
+fn share_cores(comm: &Comm) -> Result<(), Error> {
+    let threads = launch::threads_of_rank(comm)?;
+    if std::env::var_os("RAYON_NUM_THREADS").is_none() {
         // Fails only where a pool was made before, which then stays.
-        let _ = rayon::ThreadPoolBuilder::new().num_threads((cores / local).max(1)).build_global();
+        let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
     }
+    Ok(())
 }
 
 /// Passes on a result that is an error on all ranks or on none: rank 0 alone reports it.
