@@ -14,6 +14,8 @@ pub mod modules;
 pub mod npz;
 pub mod ops;
 pub mod planes;
+pub mod programs;
+pub mod random_windows;
 pub mod second_thread;
 pub mod suite;
 pub mod windows;
