@@ -15,10 +15,13 @@ use burn::tensor::activation::log_softmax;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 
+use crate::metric::count;
+
 /// How cross-entropies of voxels become one number.
 #[derive(Config, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
-    /// The sum, divided by the sum of the voxels' class weights: without weights the mean.
+    /// The sum, divided by the sum of the voxels' class weights: without weights the mean. 0 where that is 0: where all
+    /// voxels are ignored, or of classes of weight 0.
     Mean,
     /// The sum.
     Sum,
@@ -124,7 +127,11 @@ impl VoxelCrossEntropy {
         };
         let sum = -weighted(chosen).sum();
         match self.reduction {
-            Reduction::Mean => sum / weighted(class_sums(voxels.counts())).sum(),
+            Reduction::Mean => {
+                let all = weighted(class_sums(voxels.counts())).sum();
+                // Where nothing counts the sum is 0, and so is the mean.
+                sum / all.clone().mask_fill(all.equal_elem(0.0), 1.0)
+            }
             Reduction::Sum => sum,
         }
     }
@@ -146,7 +153,15 @@ impl DiceLoss {
         let both = sums(voxels.at_targets(p.clone()));
         let p = if self.squared { p.square() } else { p };
         let either = sums(voxels.valid(p)) + sums(voxels.counts());
-        let score = (both * 2.0 + self.epsilon) / (either + self.epsilon);
+        let (above, below) = (both * 2.0 + self.epsilon, either + self.epsilon);
+        let score = match self.epsilon == 0.0 {
+            // A class which is nowhere costs nothing all the same.
+            true => {
+                let nowhere = below.clone().equal_elem(0.0);
+                (above / below.mask_fill(nowhere.clone(), 1.0)).mask_fill(nowhere, 1.0)
+            }
+            false => above / below,
+        };
         let [rows, classes, ..] = score.dims();
         let first = usize::from(self.skip_background && classes > 1);
         1.0 - score.slice([0..rows, first..classes]).mean()
@@ -164,6 +179,12 @@ impl DiceCrossEntropy {
         let dice = DiceLoss::new().with_epsilon(self.epsilon);
         cross_entropy.of(&voxels) * self.cross_entropy + dice.of(&voxels) * self.dice
     }
+}
+
+/// Whether every voxel is of class `ignore_index`: a batch of such has a loss of 0 and no gradient. Collective where
+/// `targets` are split.
+pub fn all_ignored<B: Backend, const T: usize>(targets: Tensor<B, T, Int>, ignore_index: i64) -> bool {
+    count(targets.not_equal_elem(ignore_index)) == 0
 }
 
 /// `targets` as `[N, 1, D, H, W]`, of the batch and volume of `shape`.
@@ -284,6 +305,27 @@ mod tests {
         let loss = DiceCrossEntropy::new();
         let ignoring = loss.clone().with_ignore_index(Some(255)).forward(logits(), targets(some));
         assert!((number(ignoring) - number(loss.forward::<_, 4>(alone, first))).abs() < 1e-6);
+    }
+
+    #[test]
+    fn where_nothing_counts_loss_and_gradient_are_zero() {
+        type A = burn::backend::Autodiff<Flex>;
+        let check = |loss: DiceCrossEntropy, values: [i64; 16]| {
+            let logits = Tensor::<A, 5>::from_inner(logits()).require_grad();
+            let targets = Tensor::<A, 4, Int>::from_inner(targets(values));
+            let value = loss.forward(logits.clone(), targets);
+            let gradient = logits.grad(&value.backward()).unwrap();
+            assert_eq!(value.into_scalar(), 0.0, "{loss:?}");
+            assert!(gradient.into_data().iter::<f32>().all(|x| x == 0.0), "{loss:?}");
+        };
+        let loss = DiceCrossEntropy::new().with_ignore_index(Some(255));
+        check(loss.clone(), [255; 16]);
+        check(loss.clone().with_epsilon(0.0), [255; 16]);
+        check(loss.with_class_weights(Some(vec![0.0, 0.0, 3.0])), [255; 16]);
+        // Classes of weight 0 alone: the Dice loss counts them, the cross-entropy does not.
+        check(DiceCrossEntropy::new().with_class_weights(Some(vec![0.0, 1.0, 1.0])).with_dice(0.0), [0; 16]);
+        assert!(all_ignored(targets([255; 16]), 255));
+        assert!(!all_ignored(targets(TARGETS), 255) && !all_ignored(targets(TARGETS), 2));
     }
 
     #[test]

@@ -1280,6 +1280,10 @@ impl Communicator for MpiComm {
         self.group.members.len()
     }
 
+    fn timeout(&self) -> Option<Duration> {
+        self.group.engine.timeout
+    }
+
     fn start_send(&self, to: usize, tag: u16, data: Vec<u8>) -> Result<Box<dyn Request>, CommError> {
         self.check_peer(to)?;
         self.counters.call(Kind::PointToPoint);

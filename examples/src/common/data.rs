@@ -52,6 +52,8 @@ impl Scaling {
                 sums[1 + 2 * channel] += voxels.iter().map(|v| f64::from(*v)).sum::<f64>();
                 sums[2 + 2 * channel] += voxels.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
             }
+            // The time that a rank waits for a slower one is that of one volume.
+            rank.world().barrier()?;
         }
         let bytes = sums.iter().flat_map(|v| v.to_ne_bytes()).collect();
         let bytes = rank.world().all_reduce(bytes, DType::F64, ReduceOp::Sum)?;
