@@ -4,7 +4,7 @@
 //! that name). Buffers are owned: they move into a request and come back from [`Request::wait`], which suits both.
 
 use std::fmt::{self, Debug, Display};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use burn_std::DType;
@@ -231,6 +231,11 @@ pub trait Communicator: Send + Sync + Debug {
     fn all_reduce(&self, data: Vec<u8>, dtype: DType, op: ReduceOp) -> Result<Vec<u8>, CommError> {
         self.start_all_reduce(data, dtype, op)?.wait()
     }
+}
+
+/// A mutex whose data are whole even where a thread panicked that held it: that another rank failed is told elsewhere.
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The signs of life of a rank that works alone while the others wait for it: see [`broadcast_of`].

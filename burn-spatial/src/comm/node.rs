@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use super::mpi::lock;
+use super::lock;
 use crate::stats::copied;
 
 /// Before each block, how many readers it still has.
@@ -117,6 +117,7 @@ pub(super) struct NodeMemory {
 // SAFETY: the memory outlives the process's last use of it. Blocks are written by their owner before a message tells of
 // them, and only read after it; readers are counted by atomics.
 unsafe impl Send for NodeMemory {}
+// SAFETY: as above.
 unsafe impl Sync for NodeMemory {}
 
 /// Bytes in another rank's block, which waits for them to be dropped.
@@ -175,19 +176,24 @@ impl NodeMemory {
     }
 
     fn readers(&self, block: usize) -> &AtomicU32 {
-        // SAFETY: blocks lie in the own part, at multiples of HEAD.
+        // SAFETY: blocks lie in the own part, at multiples of HEAD; other processes change the count by atomics only.
         unsafe { &*self.own.start.add(block).cast() }
     }
 
-    /// The block that `world_rank` put at `block`; `None` if there can be none. Once for each reader it was put for.
-    pub(super) fn get(&self, world_rank: usize, block: usize, len: usize) -> Option<Shelved> {
+    /// The block that `world_rank` put at `block`; `None` if there can be none.
+    ///
+    /// # Safety
+    /// `block` and `len` are what [`NodeMemory::put`] was given and returned on that rank, and this is called once for each
+    /// reader that the block was put for: the last one to leave gives it back.
+    pub(super) unsafe fn get(&self, world_rank: usize, block: usize, len: usize) -> Option<Shelved> {
         let part = (*self.parts.get(world_rank)?)?;
         let end = block.checked_add(HEAD)?.checked_add(len)?;
         if end > part.len || !block.is_multiple_of(HEAD) {
             return None;
         }
         fence(Ordering::SeqCst);
-        // SAFETY: within the part; the block was written before the message that told of it.
+        // SAFETY: within the part; as the caller says, the block was written before the message that told of it, and stays
+        // until this reader has left.
         unsafe {
             let head = part.start.add(block);
             Some(Shelved { bytes: std::ptr::slice_from_raw_parts(head.add(HEAD), len), readers: head.cast() })
@@ -212,13 +218,19 @@ mod tests {
         parts.map(|own| unsafe { NodeMemory::new(all.clone(), own) })
     }
 
+    /// [`NodeMemory::get`].
+    fn get(memory: &NodeMemory, rank: usize, block: usize, len: usize) -> Option<Shelved> {
+        // SAFETY: the tests ask for blocks that were put, once a reader, or for places where there can be none.
+        unsafe { memory.get(rank, block, len) }
+    }
+
     #[test]
     fn what_one_puts_the_other_gets() {
         let [a, b] = pair(1024);
         let place = a.put(b"halo", 1).unwrap();
-        assert_eq!(&*b.get(0, place, 4).unwrap(), b"halo");
+        assert_eq!(&*get(&b, 0, place, 4).unwrap(), b"halo");
         assert!(a.holds(1) && !a.holds(2) && !a.holds(3));
-        assert!(b.get(2, place, 4).is_none() && b.get(0, 1024, 4).is_none() && b.get(0, place, usize::MAX).is_none());
+        assert!(get(&b, 2, place, 4).is_none() && get(&b, 0, 1024, 4).is_none() && get(&b, 0, place, usize::MAX).is_none());
     }
 
     #[test]
@@ -261,13 +273,13 @@ mod tests {
         let [a, b] = pair(4 * 128);
         let places: Vec<usize> = (0..4).map(|i| a.put(&[i; 60], 2).unwrap()).collect();
         assert!(a.put(&[9; 60], 1).is_none(), "no room");
-        drop(b.get(0, places[1], 60));
+        drop(get(&b, 0, places[1], 60));
         assert!(a.put(&[9; 60], 1).is_none(), "one reader has not come");
-        drop(b.get(0, places[1], 60));
+        drop(get(&b, 0, places[1], 60));
         assert_eq!(a.put(&[9; 60], 1), Some(places[1]));
-        assert_eq!(&*b.get(0, places[1], 60).unwrap(), &[9; 60]);
+        assert_eq!(&*get(&b, 0, places[1], 60).unwrap(), &[9; 60]);
         for place in [places[0], places[2], places[3]] {
-            assert!(b.get(0, place, 60).unwrap().iter().all(|x| *x == (place / 128) as u8));
+            assert!(get(&b, 0, place, 60).unwrap().iter().all(|x| *x == (place / 128) as u8));
         }
         assert!(a.put(&[0; 449], 1).is_none(), "longer than the part");
     }

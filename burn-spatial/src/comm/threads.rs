@@ -7,12 +7,14 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use burn_std::DType;
 
-use super::{Comm, CommCounters, CommError, Communicator, Kind, ReduceOp, Request, Signature, reduce, timeout_from_env, without_rank};
+use super::{
+    Comm, CommCounters, CommError, Communicator, Kind, ReduceOp, Request, Signature, lock, reduce, timeout_from_env, without_rank,
+};
 
 /// The communicators of `n` thread ranks, in rank order. Hand one to each thread.
 ///
@@ -53,11 +55,6 @@ impl World {
     pub(crate) fn poison(&self) -> Option<(usize, String)> {
         self.poison.get().cloned()
     }
-}
-
-/// A lock that survives the panic of another rank: the poison of the world tells of that.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Group {
