@@ -64,6 +64,14 @@ impl RankContext {
         self.plans.get(&self.mesh, axes, needs)
     }
 
+    /// Computes the share of a weight's gradient that was left to be computed, if any: for moments in which this rank would
+    /// wait for others, and so for its own thread only.
+    pub(crate) fn compute_shares(&self) {
+        if self.on_own_thread() {
+            self.gradients.compute();
+        }
+    }
+
     /// Whether the calling thread is the rank's own.
     pub(crate) fn on_own_thread(&self) -> bool {
         // Test harnesses run every test on a thread of its own, one after another.
@@ -177,7 +185,7 @@ impl<D: DeviceOps> SpatialDevice<D> {
     /// # Panics
     /// Where the process has 65,536 ranks already.
     pub fn new(inner: D, mesh: Arc<Mesh>) -> Result<Self, CommError> {
-        let seed = mesh.world().broadcast(0, crate::random::entropy().to_ne_bytes().to_vec())?;
+        let seed = mesh.world().broadcast(0, crate::mix::entropy().to_ne_bytes().to_vec())?;
         let seed = u64::from_ne_bytes(seed.try_into().expect("rank 0 sends 8 bytes"));
         crate::kernels::agree(mesh.world())?;
         end_unused();

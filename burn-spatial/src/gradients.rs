@@ -19,10 +19,10 @@ use burn_backend::{Backend, DType, TensorData, TensorMetadata};
 use burn_std::Shape;
 
 use crate::comm::{CommError, ReduceOp, Request};
-use crate::device::RankContext;
+use crate::copies::copied;
 use crate::kind::{Kind, accumulator};
 use crate::mesh::{AxisSet, Mesh};
-use crate::stats::{Live, Stats, copied};
+use crate::stats::{Live, Stats};
 use crate::trace::timed;
 
 /// A bucket is sent when it holds this many bytes, and a gradient that has as many needs none.
@@ -33,11 +33,11 @@ const IN_FLIGHT: usize = 128 << 20;
 
 /// A value that is a sum over ranks, made when first read and shared by all clones.
 pub(crate) struct Deferred<B: Backend, K: Kind<B>> {
-    axes: AxisSet,
-    shape: Shape,
+    pub(crate) axes: AxisSet,
+    pub(crate) shape: Shape,
     /// Of the sum: shares are of its [`accumulator`].
-    dtype: DType,
-    device: B::Device,
+    pub(crate) dtype: DType,
+    pub(crate) device: B::Device,
     /// The number of the flush that is sure to make it, where it is a weight gradient; 0 for other sums.
     flush: AtomicU64,
     state: Mutex<State<K::Primitive>>,
@@ -91,84 +91,24 @@ impl<B: Backend, K: Kind<B>> Deferred<B, K> {
         }
     }
 
-    /// The sum. Collective over the axes when first called.
-    pub(crate) fn read(&self, context: &RankContext) -> Result<K::Primitive, CommError> {
-        let flush = self.flush.load(Ordering::Relaxed);
-        let gradient = flush > 0;
-        // Not whether it is there: it may have come early on some ranks, and a flush sends what waits.
-        if flush > context.gradients.flushes.load(Ordering::Relaxed) {
-            let mesh = context.talking_alone("reading a gradient that is still being summed");
-            context.gradients.flush(mesh, &context.stats)?;
-        }
-        if !gradient && !context.on_own_thread() {
-            return self.read_beside(context);
-        }
-        let (value, done) = self.value();
-        if done {
-            return Ok(value);
-        }
-        // Not under the lock: a thread that reads beside this one must not wait for other ranks through it.
-        let sum = self.sum(context, value)?;
-        *self.locked() = State::Done(sum.clone());
-        Ok(sum)
+    /// The number of the flush that is sure to make it, where it is a weight gradient.
+    pub(crate) fn flush(&self) -> Option<u64> {
+        Some(self.flush.load(Ordering::Relaxed)).filter(|flush| *flush > 0)
     }
 
-    /// The sum of all ranks' shares. Collective.
-    fn sum(&self, context: &RankContext, share: K::Primitive) -> Result<K::Primitive, CommError> {
-        let sum = all_reduce::<B, K>(context, share, self.axes, ReduceOp::Sum, &self.device)?;
-        Ok(K::cast(sum, self.dtype))
+    /// Keeps the sum, for all clones.
+    pub(crate) fn done(&self, sum: K::Primitive) {
+        *self.locked() = State::Done(sum);
     }
 
     /// The sum and true, or this rank's share and false.
-    fn value(&self) -> (K::Primitive, bool) {
+    pub(crate) fn value(&self) -> (K::Primitive, bool) {
         match &*self.state() {
             State::Done(sum) => (sum.clone(), true),
             State::Partial(partial) => (partial.clone(), false),
             State::Open(_) | State::Sent => unreachable!("a flush delivers every queued sum"),
         }
     }
-
-    /// [`Deferred::read`] on a thread beside the rank's own, which may have made the sum on some ranks and not yet on
-    /// others. The sum is not kept: whether the rank's own thread still has to make it must not depend on this one.
-    fn read_beside(&self, context: &RankContext) -> Result<K::Primitive, CommError> {
-        let comm = context.talking().group(self.axes).expect("a pending sum has others");
-        let (value, done) = self.value();
-        let ready = comm.all_gather(&[u8::from(done)])?;
-        let Some(root) = ready.iter().position(|flag| flag == &[1]) else {
-            return self.sum(context, value);
-        };
-        let sum = if done { K::into_data(value).as_bytes().to_vec() } else { Vec::new() };
-        let sum = comm.broadcast(root, sum)?;
-        Ok(K::from_data(TensorData::from_bytes_vec(sum, self.shape.clone(), self.dtype), &self.device))
-    }
-}
-
-/// Combines a local value over the ranks along `axes`. Collective over them.
-pub(crate) fn all_reduce<B: Backend, K: Kind<B>>(
-    context: &RankContext,
-    value: K::Primitive,
-    axes: AxisSet,
-    op: ReduceOp,
-    device: &B::Device,
-) -> Result<K::Primitive, CommError> {
-    if context.mesh.group(axes).is_none() {
-        return Ok(value);
-    }
-    let comm = context.talking().group(axes).expect("there are others");
-    let (shape, dtype) = (value.shape(), value.dtype());
-    let mut request = {
-        timed!(REDUCE, "start");
-        let data = K::into_data(value);
-        copied(data.as_bytes().len());
-        comm.start_all_reduce(data.as_bytes().to_vec(), dtype, op)?
-    };
-    // Rather than wait for ranks that are late, do what has to be done anyway.
-    if context.on_own_thread() && !request.test()? {
-        context.gradients.compute();
-    }
-    timed!(REDUCE, "all_reduce");
-    let summed = request.wait()?;
-    Ok(K::from_data(TensorData::from_bytes_vec(summed, shape, dtype), device))
 }
 
 /// What the engine needs of a queued gradient.
@@ -287,10 +227,15 @@ impl Engine {
         self.queue.lock().expect("a failed sum ends the rank")
     }
 
+    /// How many flushes there have been.
+    pub(crate) fn flushes(&self) -> u64 {
+        self.flushes.load(Ordering::Relaxed)
+    }
+
     /// Queues a gradient, and sends the one before it on its way.
     pub(crate) fn push<B: Backend, K: Kind<B>>(&self, mesh: &Mesh, stats: &Stats, gradient: Arc<Deferred<B, K>>) -> Result<(), CommError> {
         let mut queue = self.queue();
-        gradient.flush.store(self.flushes.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        gradient.flush.store(self.flushes() + 1, Ordering::Relaxed);
         queue.close(mesh, stats)?;
         if gradient.is_open() {
             queue.newest = Some(gradient);
@@ -393,6 +338,7 @@ mod tests {
     use crate::kind::Float;
     use crate::launch;
     use crate::mesh::MeshAxis;
+    use crate::transfer::collective;
 
     type Gradient = Arc<Deferred<Flex, Float>>;
 
@@ -434,7 +380,7 @@ mod tests {
             }
             let mut first = Vec::new();
             for (gradient, count) in &all {
-                let sum = gradient.read(&context).map_err(|error| error.to_string())?;
+                let sum = collective::read(&context, gradient).map_err(|error| error.to_string())?;
                 let sum = <Float as Kind<Flex>>::into_data(sum).to_vec::<f32>().unwrap();
                 assert!(sum.iter().all(|x| *x == sum[0]));
                 assert_eq!(times(count), 1);

@@ -52,6 +52,7 @@ mod adam;
 pub mod backend;
 pub mod buffers;
 pub mod comm;
+mod copies;
 pub mod device;
 mod gradients;
 pub mod kernels;

@@ -1,5 +1,8 @@
 //! One mixer of bits, for numbers that have to differ and need not be drawn by the generator.
 
+use std::hash::{BuildHasher, RandomState};
+use std::thread;
+
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// A step of splitmix64 (Steele, Lea, Flood, OOPSLA 2014): one to one, and each bit depends on all.
@@ -13,6 +16,11 @@ pub(crate) fn mix(value: u64) -> u64 {
 /// A number for a text.
 pub(crate) fn mix_text(text: &str) -> u64 {
     text.bytes().fold(mix(text.len() as u64), |hash, byte| mix(hash ^ u64::from(byte)))
+}
+
+/// A seed that differs from process to process.
+pub(crate) fn entropy() -> u64 {
+    RandomState::new().hash_one(thread::current().id())
 }
 
 #[cfg(test)]

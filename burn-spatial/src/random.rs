@@ -4,7 +4,6 @@
 //! The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Mutex;
 use std::thread::{self, ThreadId};
 
@@ -14,11 +13,6 @@ use rayon::prelude::*;
 
 use crate::layout::Layout;
 use crate::mix::{mix, mix_text};
-
-/// A seed that differs from process to process.
-pub(crate) fn entropy() -> u64 {
-    RandomState::new().hash_one(thread::current().id())
-}
 
 /// Streams of threads beside the main one have numbers of their own.
 const BESIDE: u64 = 1 << 63;

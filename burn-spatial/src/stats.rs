@@ -8,14 +8,7 @@ use std::sync::{Arc, Mutex};
 use serde::Serialize;
 
 use crate::comm::CommSnapshot;
-
-/// Bytes this process has copied to move or rearrange tensors.
-static COPIED: AtomicU64 = AtomicU64::new(0);
-
-/// Counts bytes that are copied for another reason than computing with them.
-pub(crate) fn copied(bytes: usize) {
-    COPIED.fetch_add(bytes as u64, Ordering::Relaxed);
-}
+use crate::copies;
 
 #[derive(Default)]
 pub(crate) struct Stats {
@@ -74,7 +67,7 @@ impl Stats {
             halos: self.halos.load(Ordering::Relaxed),
             live_bytes: self.memory.live.load(Ordering::Relaxed),
             peak_bytes: self.memory.peak.load(Ordering::Relaxed),
-            copied_bytes: COPIED.load(Ordering::Relaxed),
+            copied_bytes: copies::all(),
             plans,
             comm,
         }

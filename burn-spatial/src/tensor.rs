@@ -14,7 +14,7 @@ use crate::layout::{Layout, Storage};
 use crate::mesh::AxisSet;
 use crate::random::Draw;
 use crate::stats::Live;
-use crate::transfer::{KeyedPlan, Region, redistribute};
+use crate::transfer::{KeyedPlan, Region, collective, redistribute};
 
 /// A tensor of global shape of which this rank stores a block.
 pub struct SpatialTensor<B: Backend, K: Kind<B>> {
@@ -210,7 +210,7 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
             Value::Local(local, _) => (local, layout),
             Value::Deferred(deferred, _) => {
                 let context = self.device.context();
-                (communicated(deferred.read(&context)), layout)
+                (communicated(collective::read(&context, &deferred)), layout)
             }
             Value::Random(draw) => {
                 let coords = self.device.context().mesh.coords();

@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use super::lock;
-use crate::stats::copied;
+use crate::copies::copied;
 
 /// Before each block, how many readers it still has.
 const HEAD: usize = 64;

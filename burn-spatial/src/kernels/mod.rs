@@ -8,8 +8,8 @@ use std::any::{Any, TypeId};
 use std::ops::Range;
 
 use crate::comm::{Comm, CommError};
+use crate::copies::copied;
 use crate::kind::{Float, Int, Kind, accumulator, wide};
-use crate::stats::copied;
 use crate::trace::timed;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, Slice, TensorMetadata};

@@ -6,10 +6,10 @@ use burn_std::Slice;
 use super::along::fetch;
 use super::{ranges, split_over, unsplit, whole_dim};
 use crate::comm::ReduceOp;
-use crate::gradients::all_reduce;
 use crate::kind::{Int, Kind};
 use crate::layout::{Axis, AxisNeed, Layout, Piece, Storage, balanced_offsets, unify};
 use crate::tensor::{SpatialTensor, communicated};
+use crate::transfer::collective::all_reduce;
 
 pub(super) fn slice_of(start: usize, length: usize) -> Slice {
     Slice::new(start as isize, Some((start + length) as isize), 1)
@@ -320,7 +320,7 @@ pub(crate) fn select_add<B: Backend, K: Kind<B>>(
         let (base, value) = (K::widened(base), K::widened(value));
         let zeros = K::zeros(base.shape(), device.inner_device(), base.dtype());
         let part = f(zeros, dim, indices, value);
-        let sum = communicated(all_reduce::<B, K>(&context, part, over, combine, device.inner_device()));
+        let sum = communicated(all_reduce::<B, K>(&context, part, over, combine, device.inner_device(), || context.compute_shares()));
         K::cast(add(base, sum), dtype)
     };
     SpatialTensor::new(result, out, device)
@@ -355,8 +355,8 @@ pub(crate) fn extreme<B: Backend, K: Kind<B>>(
     }
     let (start, _) = layout.dim(dim)[0].owned(context.mesh.coords());
     let inner = device.inner_device();
-    let best = communicated(all_reduce::<B, K>(&context, value.clone(), over, combine, inner));
+    let best = communicated(all_reduce::<B, K>(&context, value.clone(), over, combine, inner, || context.compute_shares()));
     let mine = candidates(&value, &best, index, start, layout.extent(dim));
-    let first = communicated(all_reduce::<B, Int>(&context, mine, over, ReduceOp::Min, inner));
+    let first = communicated(all_reduce::<B, Int>(&context, mine, over, ReduceOp::Min, inner, || context.compute_shares()));
     (SpatialTensor::new(best, out.clone(), device.clone()), SpatialTensor::new(first, out, device))
 }

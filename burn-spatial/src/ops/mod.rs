@@ -7,12 +7,12 @@ use burn_std::{Shape, Slice};
 
 use crate::comm::ReduceOp;
 use crate::device::RankContext;
-use crate::gradients::all_reduce;
 use crate::kernels::dense;
 use crate::kind::{Float, Kind, accumulator};
 use crate::layout::{Axis, Layout, Storage, unify};
 use crate::mesh::AxisSet;
 use crate::tensor::{SpatialTensor, communicated};
+use crate::transfer::collective::all_reduce;
 
 mod activation;
 mod along;
@@ -368,7 +368,7 @@ fn reduced<B: Backend, K: Kind<B>>(
     if times != 1 {
         local = repeat(local, times);
     }
-    K::cast(communicated(all_reduce::<B, K>(context, local, over, op, device)), dtype)
+    K::cast(communicated(all_reduce::<B, K>(context, local, over, op, device, || context.compute_shares())), dtype)
 }
 
 /// A reduction of all elements to one.

@@ -548,7 +548,7 @@ impl<B: Backend> Share<B> {
         };
         let gradient = SpatialTensor::open(Box::new(share), shape, dtype, over, device).gradient();
         if held > HELD {
-            context.gradients.compute();
+            context.compute_shares();
         }
         gradient
     }

@@ -8,6 +8,7 @@
 //! | [`exchange_add`] | the adjoint: boxes go back where they came from, and are added |
 
 mod cache;
+pub(crate) mod collective;
 mod exchange;
 mod plan;
 mod redistribute;

@@ -9,7 +9,7 @@ use super::header::{HEADER, Header, decode, encode};
 use super::transfer::Transfer;
 use crate::comm::node::Shelved;
 use crate::comm::{CommError, Kind, Signature};
-use crate::stats::copied;
+use crate::copies::copied;
 
 /// Payload that travels in the first message, with the header: both together fit the 4 KiB that Open MPI sends at
 /// once between processes of a node.

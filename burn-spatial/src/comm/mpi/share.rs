@@ -46,7 +46,7 @@ pub(super) fn node_of(world: ffi::MPI_Comm, rank: usize, size: usize) -> Result<
         check(rank, "MPI_Bcast", rc).map(|()| number)
     };
     let (local, count) = (local as usize, count as usize);
-    let number = from(0, mix(crate::random::entropy() ^ u64::from(std::process::id())))?;
+    let number = from(0, mix(crate::mix::entropy() ^ u64::from(std::process::id())))?;
     let mut file = match (len, local) {
         (0, _) => Err(std::io::Error::other("/dev/shm is full")),
         (_, 0) => SharedFile::create(number, len * count),
