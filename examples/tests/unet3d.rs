@@ -111,6 +111,69 @@ fn a_training_is_replaced_or_continued_only_where_that_is_asked_for() {
 }
 
 #[test]
+fn a_training_goes_on_with_another_rate_and_ruined_weights_replace_none() {
+    let folder = folder();
+    let run = |more: &[&str]| train(&train_args(folder.path(), "run", "1x2x1x1", &[&["--batch", "8"], more].concat()));
+    let file = folder.path().join("run").join(checkpoint::FILE_NAME);
+    // One step an epoch: its loss is that of the weights before it.
+    let message = run(&["--lr", "1e39"]).err().unwrap().to_string();
+    assert!(message.contains("step 0: ") && message.contains("not finite: lower --lr, and start again"), "{message}");
+    assert!(!file.exists() && !checkpoint::previous(&file).exists());
+
+    let first = run(&["--stop-after", "2"]).unwrap();
+    let saved = [&file, &checkpoint::previous(&file)].map(|path| fs::read(path).unwrap());
+    let message = run(&["--lr", "1e39", "--resume"]).err().unwrap().to_string();
+    assert!(message.contains("step 2: ") && message.contains("lower --lr, and go on after epoch 2 with --resume"), "{message}");
+    assert_eq!([&file, &checkpoint::previous(&file)].map(|path| fs::read(path).unwrap()), saved);
+    let rest = run(&["--lr", "1e-4", "--resume"]).unwrap();
+    assert_eq!((rest.losses.len(), &rest.losses[..2]), (4, &first.losses[..]));
+    run(&["--lr", "1e-4", "--resume"]).unwrap();
+}
+
+#[test]
+fn batches_in_which_nothing_counts_cost_nothing_and_are_told() {
+    let folder = folder();
+    for entry in fs::read_dir(folder.path().join("data")).unwrap().take(3) {
+        let file = hdf5_metno::File::open_rw(entry.unwrap().path()).unwrap();
+        file.dataset("segmentation").unwrap().write_raw(&vec![255u8; 12 * 12 * 12]).unwrap();
+        file.close().unwrap();
+    }
+    let held_out = folder.path().join("held-out");
+    make(&held_out, "1", "12");
+    for (grid, out) in [("1x1x1x1", "one"), ("1x2x1x1", "two")] {
+        let mut words: Vec<String> =
+            ["train", "--data", text(&folder.path().join("data")), "--test-data", text(&held_out)].map(String::from).into();
+        let more = ["--depth", "2", "--width", "2", "--batch", "1", "--epochs", "2", "--ignore-index", "255", "--no-progress", "--out"];
+        words.extend(more.map(String::from));
+        words.push(text(&folder.path().join(out)).into());
+        words.extend(on(grid));
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_unet3d")).args(&words).output().unwrap();
+        let (told, error) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+        assert!(output.status.success(), "{told}{error}");
+        let lines = told.lines().filter(|line| line.contains("of 6 batches 3 had ignored voxels only and count as 0"));
+        assert_eq!(lines.count(), 2, "{told}");
+        let losses = numbers(&json(&folder.path().join(out).join("metrics.json"))["losses"]);
+        assert_eq!((losses.len(), losses.iter().filter(|loss| **loss == 0.0).count()), (12, 6), "{losses:?}");
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_replaces_no_good_one() {
+    let folder = folder();
+    let run = |more: &[&str]| train(&train_args(folder.path(), "run", "1x1x1x1", more)).unwrap();
+    run(&["--stop-after", "2"]);
+    let file = folder.path().join("run").join(checkpoint::FILE_NAME);
+    let (newest, good) = (fs::read(&file).unwrap(), fs::read(checkpoint::previous(&file)).unwrap());
+    fs::write(&file, &newest[..newest.len() / 2]).unwrap();
+    // From epoch 1; the one of epoch 2 is made again.
+    run(&["--stop-after", "2", "--resume"]);
+    assert!(fs::read(checkpoint::previous(&file)).unwrap() == good, "the only good one stays until there is another");
+    assert_eq!(fs::read(&file).unwrap().len(), newest.len());
+    run(&["--stop-after", "3", "--resume"]);
+    assert!(fs::read(checkpoint::previous(&file)).unwrap() != good);
+}
+
+#[test]
 fn what_would_go_wrong_later_is_refused_at_once() {
     let folder = folder();
     let out = folder.path().join("run");
@@ -123,6 +186,14 @@ fn what_would_go_wrong_later_is_refused_at_once() {
     // Nobody can make a file there, the superuser included.
     let message = refused_in("/proc", &[]);
     assert!(message.contains("/proc: no file can be written there"), "{message}");
+    // Of four volumes to train on, the last batch of three has one.
+    for batch in ["1", "3"] {
+        let mut args = train_args(folder.path(), "run", "1x2x1x1", &["--batch", batch]);
+        args.model.depth = 5;
+        let message = train(&args).err().unwrap().to_string();
+        assert!(message.contains("level 5 of 5 has 1 voxel of 1 sample where the volume has 12 x 12 x 12"), "{message}");
+        assert!(!out.join(checkpoint::FILE_NAME).exists());
+    }
     assert!(refused(&["--stop-after", "0"]).contains("--stop-after must be at least 1"));
     assert!(refused(&["--lr", "-1"]).contains("--lr must be positive"));
 

@@ -17,7 +17,8 @@ use super::Args;
 use super::data::{WaveBatch, WaveBatcher, Waves};
 use super::model::Classifier;
 use super::progress::{Epoch, History, Progress};
-use crate::common::ranks::Rank;
+use crate::common::ranks::{Rank, on_all};
+use crate::common::training::smallest_batch;
 use crate::common::{Backend, Error, Inner};
 
 /// An early stop that rank 0 decides for all.
@@ -60,8 +61,15 @@ fn batches<B: SpatialBackend>(data: Waves, args: &Args, shuffle: Option<u64>) ->
 /// Trains on all ranks, and returns the metrics of each epoch: the same on every rank. Collective.
 ///
 /// # Errors
-/// [`Error::First`] when rank 0 cannot write a checkpoint.
+/// [`Error::First`] when rank 0 cannot write a checkpoint, [`Error::Usage`] for volumes and batches too small to train on.
 pub fn run(rank: &Rank, args: &Args) -> Result<Vec<Epoch>, Error> {
+    // The second convolution halves the volume, and batch norm needs two values a channel.
+    let smallest = smallest_batch(args.count.get(), args.batch.get());
+    if smallest == 1 && args.size.get() <= 2 {
+        let message =
+            "a batch of 1 volume of at most 2 voxels along each axis leaves one value a channel, on which batch norm cannot train";
+        return on_all(rank.world(), Err(Error::Usage(message.into())));
+    }
     let device = &rank.device;
     Backend::seed(device, args.seed);
     let waves = |count, seed| Waves { count, size: args.size.get(), seed };
