@@ -70,7 +70,11 @@ pub struct Setting {
 ///
 /// # Panics
 /// If a gradient is missing.
-pub fn run<B: AutodiffBackend + WindowBackend>(s: &Setting, device: &B::Device, place: impl Fn(Tensor<B, 5>) -> Tensor<B, 5>) -> Vec<Vec<f64>> {
+pub fn run<B: AutodiffBackend + WindowBackend>(
+    s: &Setting,
+    device: &B::Device,
+    place: impl Fn(Tensor<B, 5>) -> Tensor<B, 5>,
+) -> Vec<Vec<f64>> {
     let x = place(tensor::<B, 5>(s.shape, s.seed, device)).require_grad();
     let mut weights = Vec::new();
     let mut shift = None;
@@ -344,8 +348,7 @@ pub fn compare_plane((grid, [n, c], [h, w], offsets, op, seed): &Planar<2>, laun
     // A maximum of nothing has no position.
     prop_assume!(expected[0].iter().all(|v| v.is_finite()));
     let (layout, op) = (planar_layout(&shape, offsets), op.clone());
-    let case =
-        move |device: &Device| ungathered(device, || run_plane::<Split>(&op, shape, seed, device, |x| place::to_layout(x, &layout)));
+    let case = move |device: &Device| ungathered(device, || run_plane::<Split>(&op, shape, seed, device, |x| place::to_layout(x, &layout)));
     let all = launcher(*grid, Arc::new(case)).map_err(TestCaseError::fail)?;
     all.iter().try_for_each(|result| equal(result, &expected))
 }

@@ -128,8 +128,7 @@ impl Writer {
 
     /// A value that broadcasts with `shape`: an earlier one, or new.
     fn partner(&mut self, kind: Kind, shape: &[usize]) -> usize {
-        let broadcasts =
-            |other: &[usize]| other.len() == shape.len() && shape.iter().zip(other).all(|(a, b)| a == b || *a == 1 || *b == 1);
+        let broadcasts = |other: &[usize]| other.len() == shape.len() && shape.iter().zip(other).all(|(a, b)| a == b || *a == 1 || *b == 1);
         let old = !self.draws.once_in(3);
         let found = if old { self.earlier(|v| v.kind() == kind && broadcasts(&v.shape())) } else { None };
         found.unwrap_or_else(|| {
@@ -208,8 +207,8 @@ impl Writer {
             0..=2 => {
                 use Unary::*;
                 let f = self.draws.pick(&[
-                    Neg, Abs, Exp, Sin, Cos, Tanh, Square, Recip, Sqrt, Log, Log1p, Erf, Sigmoid, LogSigmoid, Relu, LeakyRelu, Gelu,
-                    Silu, Softplus, Sign, Detach,
+                    Neg, Abs, Exp, Sin, Cos, Tanh, Square, Recip, Sqrt, Log, Log1p, Erf, Sigmoid, LogSigmoid, Relu, LeakyRelu, Gelu, Silu,
+                    Softplus, Sign, Detach,
                 ]);
                 return Some((Op::Unary(f), vec![self.of(Kind::Float)?]));
             }
@@ -592,8 +591,7 @@ impl Writer {
                 }
                 let out = self.draws.within(1, 2);
                 let transposed = what == 2 || what == 3;
-                let mut weight =
-                    if transposed { vec![channels, out] } else { vec![out * window.groups, channels / window.groups] };
+                let mut weight = if transposed { vec![channels, out] } else { vec![out * window.groups, channels / window.groups] };
                 weight.extend(&window.kernel);
                 let mut args = vec![i, self.weight(weight)];
                 if self.draws.once_in(2) {

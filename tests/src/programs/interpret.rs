@@ -2,11 +2,11 @@
 
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::ops::PadMode;
-use burn_backend::tensor::Ordered;
 use burn::tensor::{
-    BasicOps, Bool, DType, Distribution, Float, FloatDType, IndexingUpdateOp, Int, IntDType, Shape, Slice, Tensor, TensorData,
-    TensorKind, TensorMetadata, TensorPrimitive, activation, module,
+    BasicOps, Bool, DType, Distribution, Float, FloatDType, IndexingUpdateOp, Int, IntDType, Shape, Slice, Tensor, TensorData, TensorKind,
+    TensorMetadata, TensorPrimitive, activation, module,
 };
+use burn_backend::tensor::Ordered;
 
 use super::lab::Lab;
 use super::{
@@ -41,11 +41,26 @@ pub(super) fn wrap<B: Backend, const D: usize>(x: B::FloatTensorPrimitive) -> Te
 macro_rules! by_rank {
     ($rank:expr, $d:ident => $body:expr) => {
         match $rank {
-            1 => { const $d: usize = 1; $body }
-            2 => { const $d: usize = 2; $body }
-            3 => { const $d: usize = 3; $body }
-            4 => { const $d: usize = 4; $body }
-            5 => { const $d: usize = 5; $body }
+            1 => {
+                const $d: usize = 1;
+                $body
+            }
+            2 => {
+                const $d: usize = 2;
+                $body
+            }
+            3 => {
+                const $d: usize = 3;
+                $body
+            }
+            4 => {
+                const $d: usize = 4;
+                $body
+            }
+            5 => {
+                const $d: usize = 5;
+                $body
+            }
             rank => panic!("programs have tensors of rank 1 to 5, not {rank}"),
         }
     };
@@ -242,8 +257,15 @@ pub fn apply<B: Lab>(op: &Op, args: Vec<Value<B>>, device: &B::Device) -> Value<
             Value::Bool(x) => Value::Float(plain(Tensor::<B, 1, Bool>::from_primitive(x).cast(FloatDType::F64))),
             Value::Float(_) => panic!("it is a float"),
         },
-        Op::Reduce(..) | Op::ReduceAll(_) | Op::SumDims(_) | Op::ArgMax(_) | Op::ArgMin(_) | Op::Scan(..) | Op::Sort(..)
-        | Op::ArgSort(..) | Op::TopK(..) => by_rank!(rank, D => match arg() {
+        Op::Reduce(..)
+        | Op::ReduceAll(_)
+        | Op::SumDims(_)
+        | Op::ArgMax(_)
+        | Op::ArgMin(_)
+        | Op::Scan(..)
+        | Op::Sort(..)
+        | Op::ArgSort(..)
+        | Op::TopK(..) => by_rank!(rank, D => match arg() {
             Value::Float(x) => ordered_float::<B, D>(op, wrap(x)),
             Value::Int(x) => ordered_int::<B, D>(op, Tensor::from_primitive(x)),
             Value::Bool(x) => reduced_bool::<B, D>(op, Tensor::from_primitive(x)),
@@ -270,12 +292,28 @@ pub fn apply<B: Lab>(op: &Op, args: Vec<Value<B>>, device: &B::Device) -> Value<
             let n = weights.dims()[0];
             Value::Float(plain(module::embedding(weights, indices.abs().remainder_scalar(n as i64))))
         }
-        Op::Attention | Op::Conv(_) | Op::Transposed(_) | Op::PaddedConv(_) | Op::MaxPool(_) | Op::AvgPool(_) | Op::Adaptive(_)
-        | Op::Interpolate(..) | Op::Upsample(..) | Op::BatchNorm(_) | Op::LayerNorm | Op::WholeVolume => {
-            Value::Float(windows::apply::<B>(op, rest.map(Value::float).collect()))
-        }
-        Op::Reshape(_) | Op::Permute(_) | Op::Slice(_) | Op::SliceAssign(_) | Op::Cat(_) | Op::Repeat(..) | Op::Expand(_) | Op::Flip(_)
-        | Op::Roll(..) | Op::Unfold(..) => match arg() {
+        Op::Attention
+        | Op::Conv(_)
+        | Op::Transposed(_)
+        | Op::PaddedConv(_)
+        | Op::MaxPool(_)
+        | Op::AvgPool(_)
+        | Op::Adaptive(_)
+        | Op::Interpolate(..)
+        | Op::Upsample(..)
+        | Op::BatchNorm(_)
+        | Op::LayerNorm
+        | Op::WholeVolume => Value::Float(windows::apply::<B>(op, rest.map(Value::float).collect())),
+        Op::Reshape(_)
+        | Op::Permute(_)
+        | Op::Slice(_)
+        | Op::SliceAssign(_)
+        | Op::Cat(_)
+        | Op::Repeat(..)
+        | Op::Expand(_)
+        | Op::Flip(_)
+        | Op::Roll(..)
+        | Op::Unfold(..) => match arg() {
             Value::Float(x) => {
                 let all = std::iter::once(x).chain(rest.map(Value::float)).map(TensorPrimitive::Float).collect();
                 Value::Float(moved::<B, Float>(op, all, rank).tensor())
@@ -286,7 +324,16 @@ pub fn apply<B: Lab>(op: &Op, args: Vec<Value<B>>, device: &B::Device) -> Value<
         Op::MaskWhere | Op::MaskFill(_) | Op::Select(_) | Op::Gather(_) => match arg() {
             Value::Float(x) => {
                 let other = (*op == Op::MaskWhere).then(|| rest.next_back().expect("values").float());
-                Value::Float(picked::<B, Float>(op, TensorPrimitive::Float(x), rest.next().expect("an operand"), other.map(TensorPrimitive::Float), rank).tensor())
+                Value::Float(
+                    picked::<B, Float>(
+                        op,
+                        TensorPrimitive::Float(x),
+                        rest.next().expect("an operand"),
+                        other.map(TensorPrimitive::Float),
+                        rank,
+                    )
+                    .tensor(),
+                )
             }
             Value::Int(x) => {
                 let other = (*op == Op::MaskWhere).then(|| rest.next_back().expect("values").int());

@@ -52,7 +52,8 @@ fn candidates(program: &Program) -> Vec<Program> {
                 all.push(changed(&|p| rename(p, i, *arg)));
             }
         }
-        let input = |layout| Input { kind, shape: value.shape(), values: i as u64 + 1, layout, blocks: false, tracked: kind == Kind::Float };
+        let input =
+            |layout| Input { kind, shape: value.shape(), values: i as u64 + 1, layout, blocks: false, tracked: kind == Kind::Float };
         for layout in [0, 1, 2, 3, 5, 8] {
             all.push(changed(&|p| p.nodes[i] = Node::Input(input(layout))));
         }
