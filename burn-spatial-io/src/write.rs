@@ -4,12 +4,15 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use burn_spatial::comm::CommError;
+use burn_spatial::comm::{Alive, CommError, broadcast_of};
 use burn_spatial::mesh::{Mesh, MeshAxis};
 use hdf5_metno as hdf5;
 
 use crate::block::BlockSpec;
 use crate::slab::{self, Number};
+
+/// Bytes written at once, about: between them the other ranks hear that this one is alive.
+const PART: usize = 64 << 20;
 
 /// Why a volume could not be written: the same on every rank.
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +41,8 @@ pub enum WriteError {
 /// Rank 0 makes the file with one contiguous dataset; then the ranks open it one after another, each writes its block
 /// and closes it. No rank holds more than its block, and serial HDF5 suffices: only one rank at a time has the file
 /// open. Of ranks that hold the same block (other groups of the data axis, axes too thin to split) the first writes.
-/// All this happens beside `path`, and is renamed at the end: a file of that name is whole.
+/// All this happens beside `path`, and is renamed at the end: a file of that name is whole. A rank whose turn takes long is
+/// waited for as long as it gets on.
 ///
 /// # Errors
 /// [`WriteError`], the same on every rank.
@@ -52,12 +56,8 @@ pub fn write_volume<T: Number>(path: &Path, dataset: &str, extent: [usize; 3], b
     let splits = spec.splits(extent);
     let first = mesh.coord(MeshAxis::Data) == 0 && (0..3).all(|axis| splits[axis] || spec.coords[axis] == 0);
     let partial = beside(path);
-    let turn = |rank: usize, work: &dyn Fn() -> Result<(), String>| {
-        let mut cause = Vec::new();
-        if mesh.rank() == rank {
-            cause = work().err().unwrap_or_default().into_bytes();
-        }
-        let cause = mesh.world().broadcast(rank, cause)?;
+    let turn = |rank: usize, work: &dyn Fn(&mut Alive<'_>) -> Result<(), String>| {
+        let cause = broadcast_of(&**mesh.world(), rank, |alive| work(alive).err().unwrap_or_default().into_bytes())?;
         if cause.is_empty() {
             return Ok(());
         }
@@ -65,11 +65,14 @@ pub fn write_volume<T: Number>(path: &Path, dataset: &str, extent: [usize; 3], b
         Err(WriteError::Failed { path: path.to_owned(), dataset: dataset.to_owned(), rank, cause })
     };
     let all = || {
-        turn(0, &|| create::<T>(&partial, dataset, extent).map_err(|e| e.to_string()))?;
+        turn(0, &|_| create::<T>(&partial, dataset, extent).map_err(|e| e.to_string()))?;
         for rank in 0..mesh.grid().ranks() {
-            turn(rank, &|| if first { put(&partial, dataset, own.start, own.extent, block).map_err(|e| e.to_string()) } else { Ok(()) })?;
+            turn(rank, &|alive| match first {
+                true => put(&partial, dataset, own.start, own.extent, block, alive),
+                false => Ok(()),
+            })?;
         }
-        turn(0, &|| publish(&partial, path).map_err(|e| e.to_string()))
+        turn(0, &|_| publish(&partial, path).map_err(|e| e.to_string()))
     };
     let result = all();
     if result.is_err() && mesh.rank() == 0 {
@@ -113,10 +116,17 @@ pub fn whole_file_as<E>(
     result
 }
 
-/// Renames a file that is complete. Some file systems tell only now that it does not fit.
+/// Renames a file that is complete. Some file systems tell only now that it does not fit. The name is on the disk, too,
+/// when this returns.
 fn publish(partial: &Path, path: &Path) -> io::Result<()> {
     fs::File::open(partial)?.sync_all()?;
-    fs::rename(partial, path)
+    fs::rename(partial, path)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    match fs::File::open(folder.unwrap_or(Path::new(".")))?.sync_all() {
+        // The file system keeps folders by ways of its own.
+        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
+        result => result,
+    }
 }
 
 /// Lets `write` write into `file`, and closes it; `write` returns its datasets. HDF5 writes small ones only when they are
@@ -133,13 +143,30 @@ fn create<T: Number>(path: &Path, dataset: &str, [d, h, w]: [usize; 3]) -> hdf5:
     fill(file, |file| file.new_dataset::<T>().shape((d, h, w)).create(dataset))
 }
 
-fn put<T: Number>(path: &Path, dataset: &str, start: [usize; 3], extent: [usize; 3], block: &[T]) -> hdf5::Result<()> {
-    let file = hdf5::File::open_rw(path)?;
-    fill(file, |file| {
+/// Writes a block in parts of some planes, with a sign of life after each.
+fn put<T: Number>(
+    path: &Path,
+    dataset: &str,
+    [first, row, column]: [usize; 3],
+    [_, h, w]: [usize; 3],
+    block: &[T],
+    alive: &mut Alive<'_>,
+) -> Result<(), String> {
+    let planes = (PART / (h * w * size_of::<T>()).max(1)).max(1);
+    let mut ended = Ok(());
+    let file = hdf5::File::open_rw(path).map_err(|e| e.to_string())?;
+    let written = fill(file, |file| {
         let data = file.dataset(dataset)?;
-        slab::write(&data, &start, &extent, block)?;
+        for (i, part) in block.chunks((planes * h * w).max(1)).enumerate() {
+            slab::write(&data, &[first + i * planes, row, column], &[part.len() / (h * w), h, w], part)?;
+            ended = alive.beat();
+            if ended.is_err() {
+                break;
+            }
+        }
         Ok(data)
-    })
+    });
+    written.map_err(|e| e.to_string()).and(ended.map_err(|e| e.to_string()))
 }
 
 #[cfg(test)]

@@ -10,9 +10,8 @@
 //! ```
 //!
 //! A buffer is cut from the smallest stretch of kept memory that holds it, and joins its neighbours when it is freed. Where
-//! none is large enough, the pages of several are moved to a new place, without copying them, and the system adds what is
-//! still missing: a process never has more large buffers, used and kept together, than were in use at once (in whole pages
-//! of 2 MiB).
+//! none is large enough, the system makes it, after as much of what is kept was given back: a process never has more large
+//! buffers, used and kept together, than were in use at once (in whole pages of 2 MiB).
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -33,17 +32,14 @@ pub struct Counts {
     pub made: u64,
     /// Taken from what was kept.
     pub reused: u64,
-    /// Of these, moved to a new place.
-    pub moved: u64,
 }
 
 static MADE: AtomicU64 = AtomicU64::new(0);
 static REUSED: AtomicU64 = AtomicU64::new(0);
-static MOVED: AtomicU64 = AtomicU64::new(0);
 
 /// What [`Buffers`] has counted; zeros where the program has another allocator.
 pub fn counts() -> Counts {
-    Counts { made: MADE.load(Relaxed), reused: REUSED.load(Relaxed), moved: MOVED.load(Relaxed) }
+    Counts { made: MADE.load(Relaxed), reused: REUSED.load(Relaxed) }
 }
 
 #[cfg(target_os = "linux")]
@@ -61,7 +57,7 @@ mod kept {
     use std::ptr;
     use std::sync::Mutex;
 
-    use super::{MADE, MOVED, PAGE, REUSED, count};
+    use super::{MADE, PAGE, REUSED, count};
 
     /// Stretches that are kept at most; of more, buffers are given back when they are freed.
     const SPANS: usize = 1024;
@@ -114,30 +110,26 @@ mod kept {
             Some(start)
         }
 
-        /// Moves kept pages to `buffer`, `size` bytes of fresh mapping, as far as there are any: how many bytes. Every page
-        /// of the buffer is mapped then, moved or not.
-        fn gather(&mut self, buffer: *mut u8, size: usize) -> usize {
-            let mut moved = 0;
-            while moved < size {
-                let Some(at) = (0..self.count).max_by_key(|i| self.spans[*i].len) else { break };
+        /// Gives stretches back to the system, the largest first, until it has `size` bytes of them: what it makes anew takes
+        /// their place.
+        fn release(&mut self, size: usize) {
+            let mut given = 0;
+            while given < size {
+                let Some(at) = (0..self.count).max_by_key(|i| self.spans[*i].len) else { return };
                 let span = &mut self.spans[at];
-                // The system moves what was mapped together; single pages are.
-                let run = span.len.min(size - moved);
-                let Some(len) = [run, PAGE].into_iter().find(|len| {
-                    let from = span.start.wrapping_add(span.len - len);
-                    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-                    // SAFETY: both are mapped memory that nothing refers to.
-                    unsafe { libc::mremap(from.cast(), *len, *len, flags, buffer.wrapping_add(moved)) != libc::MAP_FAILED }
-                }) else {
-                    break;
-                };
+                let len = span.len.min(size - given);
+                let from = span.start.wrapping_add(span.len - len);
+                // SAFETY: mapped memory that nothing refers to.
+                if unsafe { libc::munmap(from.cast(), len) } != 0 {
+                    // The process has as many mappings as it may, and this would cut one in two: it is kept.
+                    return;
+                }
                 span.len -= len;
-                moved += len;
+                given += len;
                 if span.len == 0 {
                     self.remove(at);
                 }
             }
-            moved
         }
 
         /// Takes back what [`Kept::take`] gave; whether there was a place for it.
@@ -170,15 +162,12 @@ mod kept {
                 count(&REUSED, size);
                 return (buffer, false);
             }
+            kept.release(size);
             let buffer = map(size);
-            if buffer.is_null() {
-                return (buffer, false);
+            if !buffer.is_null() {
+                count(&MADE, size);
             }
-            let moved = kept.gather(buffer, size);
-            count(&MADE, size - moved);
-            count(&REUSED, moved);
-            count(&MOVED, moved);
-            (buffer, moved == 0)
+            (buffer, true)
         })
     }
 
@@ -226,14 +215,19 @@ unsafe impl GlobalAlloc for Buffers {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match buffer(layout) {
             Some(size) => kept::take(size).0,
+            // SAFETY: the caller's promise.
             None => unsafe { System.alloc(layout) },
         }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        let Some(size) = buffer(layout) else { return unsafe { System.alloc_zeroed(layout) } };
+        let Some(size) = buffer(layout) else {
+            // SAFETY: the caller's promise.
+            return unsafe { System.alloc_zeroed(layout) };
+        };
         let (buffer, zeros) = kept::take(size);
         if !zeros && !buffer.is_null() {
+            // SAFETY: a new buffer of at least this size.
             unsafe { buffer.write_bytes(0, layout.size()) };
         }
         buffer
@@ -241,8 +235,32 @@ unsafe impl GlobalAlloc for Buffers {
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         match buffer(layout) {
+            // SAFETY: the caller frees what `take` gave with this layout, and uses it no more.
             Some(size) => unsafe { kept::keep(block, size) },
+            // SAFETY: the caller's promise.
             None => unsafe { System.dealloc(block, layout) },
+        }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller promises a size that makes a layout.
+        let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
+        match (buffer(layout), buffer(new)) {
+            (Some(old), Some(new)) if old == new => block,
+            // SAFETY: the caller's promise.
+            (None, None) => unsafe { System.realloc(block, layout, size) },
+            _ => {
+                // SAFETY: the caller's promise, for the new layout.
+                let moved = unsafe { self.alloc(new) };
+                if !moved.is_null() {
+                    // SAFETY: two blocks, each of at least this size; the old one is not used after this.
+                    unsafe {
+                        moved.copy_from_nonoverlapping(block, layout.size().min(size));
+                        self.dealloc(block, layout);
+                    }
+                }
+                moved
+            }
         }
     }
 }
@@ -252,10 +270,12 @@ unsafe impl GlobalAlloc for Buffers {
 #[cfg(not(target_os = "linux"))]
 unsafe impl GlobalAlloc for Buffers {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, buffer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
         unsafe { System.dealloc(buffer, layout) }
     }
 }
@@ -293,25 +313,25 @@ mod tests {
             assert_eq!(*rest, 7);
             let other = Buffers.alloc(layout(100));
             assert!(!other.is_null());
-            let since = |counts: Counts| [counts.made - before.made, counts.reused - before.reused, counts.moved].map(|n| n >> 20);
-            assert_eq!(since(counts()), [100, 40, 0]);
+            let since = |counts: Counts| [counts.made - before.made, counts.reused - before.reused].map(|n| n >> 20);
+            assert_eq!(since(counts()), [100, 40]);
             // In any order they become one again.
             Buffers.dealloc(again, layout(23));
             Buffers.dealloc(rest, layout(16));
             let joined = Buffers.alloc(layout(40));
             assert_eq!(joined, first);
-            // What is longer than any that is kept is made of several, and of new pages.
-            joined.write_bytes(3, 40 << 20);
-            other.write_bytes(4, 100 << 20);
+            // Instead of what is longer than any that is kept, as much is given back.
             let between = Buffers.alloc(layout(2));
             Buffers.dealloc(joined, layout(40));
             Buffers.dealloc(other, layout(100));
             let large = Buffers.alloc(layout(150));
-            let [made, _, moved] = since(counts());
-            assert!([made, moved] == [100 + 2 + 10, 140], "{made} MiB made and {moved} moved");
-            let values = |value: u8| (0..150 << 20).step_by(4096).filter(|i| *large.add(*i) == value).count() >> 8;
-            assert_eq!([3, 4, 0].map(values), [40, 100, 10]);
+            assert_eq!(since(counts()), [100 + 2 + 150, 80]);
+            assert!((0..150 << 20).step_by(4096).all(|i| *large.add(i) == 0));
             large.write_bytes(5, 150 << 20);
+            assert_eq!(Buffers.realloc(large, layout(150), (150 << 20) - 3), large, "the pages are the same");
+            let longer = Buffers.realloc(large, Layout::from_size_align((150 << 20) - 3, 64).unwrap(), 151 << 20);
+            assert!((0..(150 << 20) - 3).step_by(4096).all(|i| *longer.add(i) == 5));
+            let large = Buffers.realloc(longer, layout(151), 150 << 20);
             Buffers.dealloc(large, layout(150));
             Buffers.dealloc(between, layout(2));
             // A shorter one in its place, or in that of the others, whichever they are.

@@ -9,8 +9,8 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt::{self, Debug};
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, RwLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, PoisonError, RwLock, Weak};
 use std::thread::ThreadId;
 
 use burn_backend::{DeviceId, DeviceOps};
@@ -18,13 +18,13 @@ use burn_std::device::Device;
 
 use crate::comm::CommError;
 use crate::gradients::Engine;
-use crate::halo::{AxisNeed, Plan};
-use crate::layout::{Axis, Layout};
+use crate::layout::{Axis, AxisNeed, Layout};
 use crate::mesh::Mesh;
 use crate::random::Generator;
 pub use crate::split_inputs::SPLIT_INPUTS_VARIABLE;
 use crate::split_inputs::SplitInputs;
 use crate::stats::Stats;
+use crate::transfer::{KeyedPlan, Plan, Plans};
 
 /// The environment variable that turns strict mode on.
 pub const STRICT_VARIABLE: &str = "BURN_SPATIAL_STRICT";
@@ -39,10 +39,9 @@ pub const OVERLAP_VARIABLE: &str = "BURN_SPATIAL_OVERLAP";
 pub struct SpatialDevice<D> {
     inner: D,
     id: u16,
+    /// The rank: another one may have the number later.
+    context: Weak<RankContext>,
 }
-
-/// How the axes of a tensor are stored, and what every rank needs of them.
-type PlanKey = (Vec<Axis>, Vec<AxisNeed>);
 
 /// What a rank keeps between operations.
 pub(crate) struct RankContext {
@@ -56,15 +55,21 @@ pub(crate) struct RankContext {
     strict: AtomicBool,
     overlap: AtomicBool,
     split_inputs: RwLock<Option<SplitInputs>>,
-    plans: Mutex<HashMap<PlanKey, Arc<Plan>>>,
+    plans: Plans,
 }
 
 impl RankContext {
-    /// The plan from how `axes` are stored to what all ranks need of them; built once.
-    pub(crate) fn plan(&self, axes: &[Axis], needs: &[AxisNeed]) -> Arc<Plan> {
-        let key = (axes.to_vec(), needs.to_vec());
-        let mut plans = self.plans.lock().expect("no panic while a plan is built");
-        plans.entry(key).or_insert_with(|| Arc::new(Plan::new(&self.mesh, axes, needs))).clone()
+    /// The plan from how `axes` are stored to what all ranks need of them.
+    pub(crate) fn plan(&self, axes: &[Axis], needs: &[AxisNeed]) -> Arc<KeyedPlan> {
+        self.plans.get(&self.mesh, axes, needs)
+    }
+
+    /// Computes the share of a weight's gradient that was left to be computed, if any: for moments in which this rank would
+    /// wait for others, and so for its own thread only.
+    pub(crate) fn compute_shares(&self) {
+        if self.on_own_thread() {
+            self.gradients.compute();
+        }
     }
 
     /// Whether the calling thread is the rank's own.
@@ -117,8 +122,25 @@ impl RankContext {
     }
 }
 
-static RANKS: LazyLock<RwLock<HashMap<u16, Arc<RankContext>>>> = LazyLock::new(Default::default);
-static NEXT: AtomicU16 = AtomicU16::new(0);
+static RANKS: LazyLock<RwLock<Ranks>> = LazyLock::new(Default::default);
+
+/// The ranks of this process by number.
+#[derive(Default)]
+struct Ranks {
+    all: HashMap<u16, Arc<RankContext>>,
+    /// Where the search for a free number starts: one that was given back is taken as late as can be.
+    next: u16,
+}
+
+impl Ranks {
+    fn insert(&mut self, context: Arc<RankContext>) -> u16 {
+        let free = (0..=u16::MAX).map(|i| self.next.wrapping_add(i)).find(|id| !self.all.contains_key(id));
+        let id = free.expect("a process has at most 65,536 ranks at once: drop their devices and tensors, or end their threads");
+        self.next = id.wrapping_add(1);
+        self.all.insert(id, context);
+        id
+    }
+}
 
 thread_local! {
     static CURRENT: RefCell<Vec<Registration>> = const { RefCell::new(Vec::new()) };
@@ -129,30 +151,44 @@ struct Registration(u16);
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        if let Ok(mut ranks) = RANKS.write() {
-            ranks.remove(&self.0);
-        }
+        let ended = RANKS.write().ok().and_then(|mut ranks| ranks.all.remove(&self.0));
+        // Not under the lock.
+        drop(ended);
     }
 }
 
-fn lookup(id: u16) -> Arc<RankContext> {
-    let ranks = RANKS.read().expect("no panic while ranks are registered");
-    ranks
-        .get(&id)
-        .cloned()
-        .unwrap_or_else(|| panic!("the rank of this tensor or device has ended with its thread; keep what it computed as data"))
+/// Ends the ranks that this thread registered and of which no device and no tensor is left.
+fn end_unused() {
+    let unused = |registration: &Registration| {
+        RANKS.read().is_ok_and(|ranks| ranks.all.get(&registration.0).is_some_and(|context| Arc::weak_count(context) == 0))
+    };
+    let ended: Vec<Registration> = CURRENT.with(|current| {
+        let mut current = current.borrow_mut();
+        let (ended, kept) = current.drain(..).partition(unused);
+        *current = kept;
+        ended
+    });
+    drop(ended);
 }
 
+fn lookup(id: u16) -> Option<Arc<RankContext>> {
+    RANKS.read().expect("no panic while ranks are registered").all.get(&id).cloned()
+}
+
+const ENDED: &str = "the rank of this tensor or device has ended with its thread; keep what it computed as data";
+
 impl<D: DeviceOps> SpatialDevice<D> {
-    /// Registers this thread as the rank of `mesh` that computes on `inner`, until the thread ends. The default
-    /// device of the thread from now on. Collective, for ranks agree on a random seed and on the instructions of their
-    /// kernels.
+    /// Registers this thread as the rank of `mesh` that computes on `inner`, until the thread ends, or registers another
+    /// rank when no device and no tensor of this one is left. The default device of the thread from now on. Collective, for
+    /// ranks agree on a random seed and on the instructions of their kernels.
+    ///
+    /// # Panics
+    /// Where the process has 65,536 ranks already.
     pub fn new(inner: D, mesh: Arc<Mesh>) -> Result<Self, CommError> {
-        let seed = mesh.world().broadcast(0, crate::random::entropy().to_ne_bytes().to_vec())?;
+        let seed = mesh.world().broadcast(0, crate::mix::entropy().to_ne_bytes().to_vec())?;
         let seed = u64::from_ne_bytes(seed.try_into().expect("rank 0 sends 8 bytes"));
         crate::kernels::agree(mesh.world())?;
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        assert!(id < u16::MAX, "a process can register {} mesh ranks in its life", u16::MAX);
+        end_unused();
         let strict = std::env::var(STRICT_VARIABLE).is_ok_and(|v| !v.is_empty() && v != "0");
         let context = RankContext {
             mesh,
@@ -164,11 +200,13 @@ impl<D: DeviceOps> SpatialDevice<D> {
             strict: AtomicBool::new(strict),
             overlap: AtomicBool::new(std::env::var(OVERLAP_VARIABLE).map_or(true, |v| v != "0")),
             split_inputs: RwLock::new(SplitInputs::from_env()),
-            plans: Mutex::default(),
+            plans: Plans::default(),
         };
-        RANKS.write().expect("no panic while ranks are registered").insert(id, Arc::new(context));
+        let context = Arc::new(context);
+        let device = Arc::downgrade(&context);
+        let id = RANKS.write().unwrap_or_else(PoisonError::into_inner).insert(context);
         CURRENT.with(|current| current.borrow_mut().push(Registration(id)));
-        Ok(SpatialDevice { inner, id })
+        Ok(SpatialDevice { inner, id, context: device })
     }
 
     /// The device of the inner backend.
@@ -204,7 +242,7 @@ impl<D: DeviceOps> SpatialDevice<D> {
     /// What this rank has counted so far.
     pub fn stats(&self) -> crate::stats::Snapshot {
         let context = self.context();
-        context.stats.snapshot(context.mesh.world().counters().snapshot())
+        context.stats.snapshot(context.plans.counts(), context.mesh.world().counters().snapshot())
     }
 
     /// The position of the random stream: what [`SpatialDevice::set_random_state`] resumes.
@@ -218,7 +256,7 @@ impl<D: DeviceOps> SpatialDevice<D> {
     }
 
     pub(crate) fn context(&self) -> Arc<RankContext> {
-        lookup(self.id)
+        self.context.upgrade().expect(ENDED)
     }
 }
 
@@ -227,7 +265,7 @@ impl<D: DeviceOps> Default for SpatialDevice<D> {
         let current = CURRENT.with(|current| current.borrow().last().map(|r| r.0));
         let id = current.or_else(|| {
             let ranks = RANKS.read().expect("no panic while ranks are registered");
-            if ranks.len() == 1 { ranks.keys().next().copied() } else { None }
+            if ranks.all.len() == 1 { ranks.all.keys().next().copied() } else { None }
         });
         let id = id.unwrap_or_else(|| {
             panic!(
@@ -240,7 +278,8 @@ impl<D: DeviceOps> Default for SpatialDevice<D> {
 
 impl<D: DeviceOps> Device for SpatialDevice<D> {
     fn from_id(id: DeviceId) -> Self {
-        SpatialDevice { inner: D::from_id(lookup(id.index_id).inner), id: id.index_id }
+        let context = lookup(id.index_id).expect(ENDED);
+        SpatialDevice { inner: D::from_id(context.inner), id: id.index_id, context: Arc::downgrade(&context) }
     }
 
     /// The index names the rank; the inner device is the one the rank was registered with.
@@ -253,7 +292,7 @@ impl<D: DeviceOps> DeviceOps for SpatialDevice<D> {}
 
 impl<D> PartialEq for SpatialDevice<D> {
     fn eq(&self, other: &Self) -> bool {
-        self.id == other.id
+        Weak::ptr_eq(&self.context, &other.context)
     }
 }
 
@@ -261,9 +300,75 @@ impl<D> Eq for SpatialDevice<D> {}
 
 impl<D: Debug> Debug for SpatialDevice<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match RANKS.read().ok().and_then(|ranks| ranks.get(&self.id).cloned()) {
+        match self.context.upgrade() {
             Some(context) => write!(f, "{:?} as rank {} of {}", self.inner, context.mesh.rank(), context.mesh.grid()),
             None => write!(f, "{:?} of an ended rank", self.inner),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use burn::tensor::Tensor;
+    use burn_flex::{Flex, FlexDevice};
+
+    use super::*;
+    use crate::comm::threads::world;
+    use crate::mesh::Grid;
+
+    type D = SpatialDevice<FlexDevice>;
+
+    fn mesh() -> Arc<Mesh> {
+        Mesh::new(world(1).remove(0), Grid::ONE).unwrap()
+    }
+
+    fn ranks_of_this_thread() -> usize {
+        CURRENT.with(|current| current.borrow().len())
+    }
+
+    /// More registrations than there are numbers; what is still used stays.
+    #[test]
+    fn seventy_thousand_registrations() {
+        let mesh = mesh();
+        let kept = D::new(FlexDevice, mesh.clone()).unwrap();
+        // A tensor keeps its rank, too.
+        let tensor = Tensor::<crate::Spatial<Flex>, 1>::from_data([1.0, 2.0], &D::new(FlexDevice, mesh.clone()).unwrap());
+        for _ in 0..70_000 {
+            let device = D::new(FlexDevice, mesh.clone()).unwrap();
+            assert_eq!(device, D::default());
+            assert_eq!(device, D::from_id(device.to_id()));
+            assert_ne!(device, kept);
+            assert!(ranks_of_this_thread() <= 3);
+        }
+        assert_eq!(kept, D::from_id(kept.to_id()));
+        assert_eq!(tensor.clone().mul_scalar(2.0).into_data().to_vec::<f32>().unwrap(), [2.0, 4.0]);
+        assert_ne!(tensor.device(), kept);
+    }
+
+    /// A device of an ended rank is never taken for the one that got its number.
+    #[test]
+    fn an_ended_rank_stays_ended() {
+        let ended = thread::spawn(|| D::new(FlexDevice, mesh()).unwrap()).join().unwrap();
+        let next = D::new(FlexDevice, mesh()).unwrap();
+        let same_number = D { id: ended.id, ..next.clone() };
+        assert_ne!(ended, same_number);
+        assert!(format!("{ended:?}").ends_with("of an ended rank"));
+        let error = thread::spawn(move || ended.mesh()).join().unwrap_err();
+        let text = error.downcast_ref::<String>().map(String::as_str).or(error.downcast_ref::<&str>().copied());
+        assert!(text.is_some_and(|text| text.contains("has ended with its thread")), "{text:?}");
+    }
+
+    #[test]
+    fn numbers_are_taken_again_as_late_as_can_be() {
+        let context = D::new(FlexDevice, mesh()).unwrap().context();
+        let mut ranks = Ranks::default();
+        assert_eq!([ranks.insert(context.clone()), ranks.insert(context.clone())], [0, 1]);
+        ranks.all.remove(&0);
+        assert_eq!(ranks.insert(context.clone()), 2);
+        ranks.next = u16::MAX;
+        assert_eq!([ranks.insert(context.clone()), ranks.insert(context.clone())], [u16::MAX, 0]);
+        assert_eq!(ranks.insert(context), 3);
     }
 }

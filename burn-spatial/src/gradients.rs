@@ -5,31 +5,41 @@
 //! which makes up for ranks that are early and late in turn. A large gradient is summed by itself; small ones queue in program
 //! order, and a full bucket is summed in one all-reduce, as is what is queued when one of them is first read. Which ranks sum
 //! what, and when, depends on the program alone.
+//!
+//! **Gradients that nobody reads** are summed like all others, for a rank cannot know what others do with theirs. Their sums
+//! are waited for and thrown away when the next one is sent, so that nothing piles up from pass to pass, not even where a
+//! rank is ahead of others. Waiting for a sum sends nothing: all others have sent their shares, or do so at the same place in
+//! the program. When a rank waits may therefore depend on what it has dropped.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn_backend::{Backend, DType, TensorData, TensorMetadata};
 use burn_std::Shape;
 
 use crate::comm::{CommError, ReduceOp, Request};
-use crate::device::RankContext;
-use crate::kind::Kind;
+use crate::copies::copied;
+use crate::kind::{Kind, accumulator};
 use crate::mesh::{AxisSet, Mesh};
-use crate::stats::copied;
+use crate::stats::{Live, Stats};
 use crate::trace::timed;
 
 /// A bucket is sent when it holds this many bytes, and a gradient that has as many needs none.
 const BUCKET: usize = 1 << 20;
 
+/// The most bytes of gradients on their way, beyond which the oldest are waited for.
+const IN_FLIGHT: usize = 128 << 20;
+
 /// A value that is a sum over ranks, made when first read and shared by all clones.
 pub(crate) struct Deferred<B: Backend, K: Kind<B>> {
-    axes: AxisSet,
-    shape: Shape,
-    dtype: DType,
-    device: B::Device,
-    /// Whether it is the engine's: a weight gradient.
-    gradient: AtomicBool,
+    pub(crate) axes: AxisSet,
+    pub(crate) shape: Shape,
+    /// Of the sum: shares are of its [`accumulator`].
+    pub(crate) dtype: DType,
+    pub(crate) device: B::Device,
+    /// The number of the flush that is sure to make it, where it is a weight gradient; 0 for other sums.
+    flush: AtomicU64,
     state: Mutex<State<K::Primitive>>,
 }
 
@@ -48,21 +58,22 @@ enum State<P> {
 pub(crate) type Compute<P> = Box<dyn FnOnce() -> P + Send>;
 
 impl<B: Backend, K: Kind<B>> Deferred<B, K> {
-    pub(crate) fn new(partial: K::Primitive, axes: AxisSet, device: B::Device) -> Self {
-        let (shape, dtype) = (partial.shape(), partial.dtype());
-        Deferred { axes, shape, dtype, device, gradient: AtomicBool::new(false), state: Mutex::new(State::Partial(partial)) }
+    /// A sum of `dtype`, with this rank's share of its [`accumulator`].
+    pub(crate) fn new(partial: K::Primitive, dtype: DType, axes: AxisSet, device: B::Device) -> Self {
+        let shape = partial.shape();
+        Deferred { axes, shape, dtype, device, flush: AtomicU64::new(0), state: Mutex::new(State::Partial(partial)) }
     }
 
-    /// With a share that is computed later.
+    /// With a share that is computed later, of `dtype` or its [`accumulator`].
     pub(crate) fn open(share: Compute<K::Primitive>, shape: Shape, dtype: DType, axes: AxisSet, device: B::Device) -> Self {
-        Deferred { axes, shape, dtype, device, gradient: AtomicBool::new(false), state: Mutex::new(State::Open(share)) }
+        Deferred { axes, shape, dtype, device, flush: AtomicU64::new(0), state: Mutex::new(State::Open(share)) }
     }
 
     /// The state, after this rank's share was computed.
     fn state(&self) -> MutexGuard<'_, State<K::Primitive>> {
         let mut state = self.locked();
         *state = match std::mem::replace(&mut *state, State::Sent) {
-            State::Open(compute) => State::Partial(compute()),
+            State::Open(compute) => State::Partial(K::widened(compute())),
             computed => computed,
         };
         state
@@ -80,80 +91,30 @@ impl<B: Backend, K: Kind<B>> Deferred<B, K> {
         }
     }
 
-    /// The sum. Collective over the axes when first called.
-    pub(crate) fn read(&self, context: &RankContext) -> Result<K::Primitive, CommError> {
-        let gradient = self.gradient.load(Ordering::Relaxed);
-        if gradient && !matches!(*self.state(), State::Done(_)) {
-            context.gradients.flush(context.talking_alone("reading a gradient that is still being summed"))?;
-        }
-        if !gradient && !context.on_own_thread() {
-            return self.read_beside(context);
-        }
-        let (value, done) = self.value();
-        if done {
-            return Ok(value);
-        }
-        // Not under the lock: a thread that reads beside this one must not wait for other ranks through it.
-        let sum = all_reduce::<B, K>(context, value, self.axes, ReduceOp::Sum, &self.device)?;
-        *self.locked() = State::Done(sum.clone());
-        Ok(sum)
+    /// The number of the flush that is sure to make it, where it is a weight gradient.
+    pub(crate) fn flush(&self) -> Option<u64> {
+        Some(self.flush.load(Ordering::Relaxed)).filter(|flush| *flush > 0)
+    }
+
+    /// Keeps the sum, for all clones.
+    pub(crate) fn done(&self, sum: K::Primitive) {
+        *self.locked() = State::Done(sum);
     }
 
     /// The sum and true, or this rank's share and false.
-    fn value(&self) -> (K::Primitive, bool) {
+    pub(crate) fn value(&self) -> (K::Primitive, bool) {
         match &*self.state() {
             State::Done(sum) => (sum.clone(), true),
             State::Partial(partial) => (partial.clone(), false),
             State::Open(_) | State::Sent => unreachable!("a flush delivers every queued sum"),
         }
     }
-
-    /// [`Deferred::read`] on a thread beside the rank's own, which may have made the sum on some ranks and not yet on
-    /// others. The sum is not kept: whether the rank's own thread still has to make it must not depend on this one.
-    fn read_beside(&self, context: &RankContext) -> Result<K::Primitive, CommError> {
-        let comm = context.talking().group(self.axes).expect("a pending sum has others");
-        let (value, done) = self.value();
-        let ready = comm.all_gather(&[u8::from(done)])?;
-        let Some(root) = ready.iter().position(|flag| flag == &[1]) else {
-            return all_reduce::<B, K>(context, value, self.axes, ReduceOp::Sum, &self.device);
-        };
-        let sum = if done { K::into_data(value).as_bytes().to_vec() } else { Vec::new() };
-        let sum = comm.broadcast(root, sum)?;
-        Ok(K::from_data(TensorData::from_bytes_vec(sum, self.shape.clone(), self.dtype), &self.device))
-    }
-}
-
-/// Combines a local value over the ranks along `axes`. Collective over them.
-pub(crate) fn all_reduce<B: Backend, K: Kind<B>>(
-    context: &RankContext,
-    value: K::Primitive,
-    axes: AxisSet,
-    op: ReduceOp,
-    device: &B::Device,
-) -> Result<K::Primitive, CommError> {
-    if context.mesh.group(axes).is_none() {
-        return Ok(value);
-    }
-    let comm = context.talking().group(axes).expect("there are others");
-    let (shape, dtype) = (value.shape(), value.dtype());
-    let mut request = {
-        timed!(REDUCE, "start");
-        let data = K::into_data(value);
-        copied(data.as_bytes().len());
-        comm.start_all_reduce(data.as_bytes().to_vec(), dtype, op)?
-    };
-    // Rather than wait for ranks that are late, do what has to be done anyway.
-    if context.on_own_thread() && !request.test()? {
-        context.gradients.compute();
-    }
-    timed!(REDUCE, "all_reduce");
-    let summed = request.wait()?;
-    Ok(K::from_data(TensorData::from_bytes_vec(summed, shape, dtype), device))
 }
 
 /// What the engine needs of a queued gradient.
 trait Member: Send + Sync {
     fn axes(&self) -> AxisSet;
+    /// The type in which shares are summed.
     fn dtype(&self) -> DType;
     fn bytes(&self) -> usize;
     /// Whether this rank's share is still to be computed.
@@ -171,11 +132,11 @@ impl<B: Backend, K: Kind<B>> Member for Deferred<B, K> {
     }
 
     fn dtype(&self) -> DType {
-        self.dtype
+        accumulator(self.dtype)
     }
 
     fn bytes(&self) -> usize {
-        self.shape.num_elements() * self.dtype.size()
+        self.shape.num_elements() * self.dtype().size()
     }
 
     fn is_open(&self) -> bool {
@@ -194,8 +155,8 @@ impl<B: Backend, K: Kind<B>> Member for Deferred<B, K> {
     }
 
     fn deliver(&self, sum: Vec<u8>) {
-        let data = TensorData::from_bytes_vec(sum, self.shape.clone(), self.dtype);
-        *self.locked() = State::Done(K::from_data(data, &self.device));
+        let data = TensorData::from_bytes_vec(sum, self.shape.clone(), self.dtype());
+        *self.locked() = State::Done(K::cast(K::from_data(data, &self.device), self.dtype));
     }
 }
 
@@ -203,12 +164,52 @@ impl<B: Backend, K: Kind<B>> Member for Deferred<B, K> {
 #[derive(Default)]
 pub(crate) struct Engine {
     queue: Mutex<Queue>,
+    /// How many there were.
+    flushes: AtomicU64,
 }
 
 /// Gradients whose sum is on its way.
 struct Bucket {
     members: Vec<Arc<dyn Member>>,
     request: Box<dyn Request>,
+    #[allow(dead_code)]
+    live: Live,
+}
+
+impl Bucket {
+    fn bytes(&self) -> usize {
+        bytes_of(&self.members)
+    }
+
+    /// Whether somebody may still read one of its gradients. What the engine alone has, nobody gets any more.
+    fn is_wanted(&self) -> bool {
+        self.members.iter().any(is_wanted)
+    }
+
+    /// Waits for the sum, and hands it to those that are still wanted.
+    fn complete(self) -> Result<(), CommError> {
+        let sums = self.request.wait()?;
+        if let [member] = &self.members[..] {
+            if is_wanted(member) {
+                member.deliver(sums);
+            }
+            return Ok(());
+        }
+        let mut rest = &sums[..];
+        for member in &self.members {
+            let (this, next) = rest.split_at(member.bytes());
+            if is_wanted(member) {
+                copied(this.len());
+                member.deliver(this.to_vec());
+            }
+            rest = next;
+        }
+        Ok(())
+    }
+}
+
+fn is_wanted(member: &Arc<dyn Member>) -> bool {
+    Arc::strong_count(member) > 1
 }
 
 #[derive(Default)]
@@ -217,7 +218,8 @@ struct Queue {
     newest: Option<Arc<dyn Member>>,
     /// What waits for its bucket to be full.
     waiting: Vec<Arc<dyn Member>>,
-    in_flight: Vec<Bucket>,
+    /// The oldest first.
+    in_flight: VecDeque<Bucket>,
 }
 
 impl Engine {
@@ -225,16 +227,21 @@ impl Engine {
         self.queue.lock().expect("a failed sum ends the rank")
     }
 
+    /// How many flushes there have been.
+    pub(crate) fn flushes(&self) -> u64 {
+        self.flushes.load(Ordering::Relaxed)
+    }
+
     /// Queues a gradient, and sends the one before it on its way.
-    pub(crate) fn push<B: Backend, K: Kind<B>>(&self, mesh: &Mesh, gradient: Arc<Deferred<B, K>>) -> Result<(), CommError> {
+    pub(crate) fn push<B: Backend, K: Kind<B>>(&self, mesh: &Mesh, stats: &Stats, gradient: Arc<Deferred<B, K>>) -> Result<(), CommError> {
         let mut queue = self.queue();
-        gradient.gradient.store(true, Ordering::Relaxed);
-        queue.close(mesh)?;
+        gradient.flush.store(self.flushes() + 1, Ordering::Relaxed);
+        queue.close(mesh, stats)?;
         if gradient.is_open() {
             queue.newest = Some(gradient);
             return Ok(());
         }
-        queue.add(mesh, gradient)
+        queue.add(mesh, stats, gradient)
     }
 
     /// Computes what was left to be computed, and sends nothing.
@@ -245,25 +252,13 @@ impl Engine {
     }
 
     /// Sums all that is queued.
-    pub(crate) fn flush(&self, mesh: &Mesh) -> Result<(), CommError> {
+    pub(crate) fn flush(&self, mesh: &Mesh, stats: &Stats) -> Result<(), CommError> {
         let mut queue = self.queue();
-        queue.close(mesh)?;
+        queue.close(mesh, stats)?;
         timed!(REDUCE, "flush");
-        queue.send(mesh)?;
-        for Bucket { members, request } in std::mem::take(&mut queue.in_flight) {
-            let sums = request.wait()?;
-            if let [member] = &members[..] {
-                member.deliver(sums);
-                continue;
-            }
-            copied(sums.len());
-            let mut rest = &sums[..];
-            for member in members {
-                let (this, next) = rest.split_at(member.bytes());
-                member.deliver(this.to_vec());
-                rest = next;
-            }
-        }
+        queue.send(mesh, stats)?;
+        queue.in_flight.drain(..).try_for_each(Bucket::complete)?;
+        self.flushes.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -274,43 +269,60 @@ fn bytes_of(members: &[Arc<dyn Member>]) -> usize {
 
 impl Queue {
     /// Sends the newest gradient on its way, if it was left behind.
-    fn close(&mut self, mesh: &Mesh) -> Result<(), CommError> {
+    fn close(&mut self, mesh: &Mesh, stats: &Stats) -> Result<(), CommError> {
         let Some(newest) = self.newest.take() else { return Ok(()) };
         newest.compute();
-        self.add(mesh, newest)
+        self.add(mesh, stats, newest)
     }
 
     /// Starts a sum when the bucket is full.
-    fn add(&mut self, mesh: &Mesh, gradient: Arc<dyn Member>) -> Result<(), CommError> {
+    fn add(&mut self, mesh: &Mesh, stats: &Stats, gradient: Arc<dyn Member>) -> Result<(), CommError> {
         if let Some(last) = self.waiting.last()
             && (last.axes() != gradient.axes() || last.dtype() != gradient.dtype())
         {
-            self.send(mesh)?;
+            self.send(mesh, stats)?;
         }
         if gradient.bytes() >= BUCKET {
-            return self.start(mesh, vec![gradient]);
+            return self.start(mesh, stats, vec![gradient]);
         }
         self.waiting.push(gradient);
         if bytes_of(&self.waiting) >= BUCKET {
-            self.send(mesh)?;
+            self.send(mesh, stats)?;
         }
         Ok(())
     }
 
-    fn send(&mut self, mesh: &Mesh) -> Result<(), CommError> {
+    fn send(&mut self, mesh: &Mesh, stats: &Stats) -> Result<(), CommError> {
         let members = std::mem::take(&mut self.waiting);
-        self.start(mesh, members)
+        self.start(mesh, stats, members)
     }
 
     /// Starts the sum of gradients of one kind.
-    fn start(&mut self, mesh: &Mesh, members: Vec<Arc<dyn Member>>) -> Result<(), CommError> {
+    fn start(&mut self, mesh: &Mesh, stats: &Stats, members: Vec<Arc<dyn Member>>) -> Result<(), CommError> {
         let Some(first) = members.first() else { return Ok(()) };
         timed!(REDUCE, "bucket");
         let comm = mesh.group(first.axes()).expect("only sums over several ranks are queued");
         let mut bucket = Vec::with_capacity(bytes_of(&members));
+        let live = stats.live(bucket.capacity());
         members.iter().for_each(|member| member.send_into(&mut bucket));
         let request = comm.start_all_reduce(bucket, first.dtype(), ReduceOp::Sum)?;
-        self.in_flight.push(Bucket { members, request });
+        self.limit()?;
+        self.in_flight.push_back(Bucket { members, request, live });
+        Ok(())
+    }
+
+    /// Waits for what nobody wants any more, and for the oldest while too much is on its way.
+    fn limit(&mut self) -> Result<(), CommError> {
+        let mut bytes: usize = self.in_flight.iter().map(Bucket::bytes).sum();
+        for bucket in std::mem::take(&mut self.in_flight) {
+            if bytes > IN_FLIGHT || !bucket.is_wanted() {
+                bytes -= bucket.bytes();
+                timed!(REDUCE, "limit");
+                bucket.complete()?;
+            } else {
+                self.in_flight.push_back(bucket);
+            }
+        }
         Ok(())
     }
 }
@@ -326,6 +338,7 @@ mod tests {
     use crate::kind::Float;
     use crate::launch;
     use crate::mesh::MeshAxis;
+    use crate::transfer::collective;
 
     type Gradient = Arc<Deferred<Flex, Float>>;
 
@@ -356,7 +369,7 @@ mod tests {
             // The second has a sum of its own, the others share one.
             let all = [(1.0, 3), (2.0, BUCKET / 4), (3.0, 5)].map(|(value, n)| open(value + rank as f32, n));
             for (i, (gradient, count)) in all.iter().enumerate() {
-                context.gradients.push(&context.mesh, gradient.clone()).map_err(|error| error.to_string())?;
+                context.gradients.push(&context.mesh, &context.stats, gradient.clone()).map_err(|error| error.to_string())?;
                 assert_eq!(times(count), 0, "left to be computed");
                 assert!(all[..i].iter().all(|(_, before)| times(before) == 1), "computed before the next one");
                 if rank == i % 2 {
@@ -367,7 +380,7 @@ mod tests {
             }
             let mut first = Vec::new();
             for (gradient, count) in &all {
-                let sum = gradient.read(&context).map_err(|error| error.to_string())?;
+                let sum = collective::read(&context, gradient).map_err(|error| error.to_string())?;
                 let sum = <Float as Kind<Flex>>::into_data(sum).to_vec::<f32>().unwrap();
                 assert!(sum.iter().all(|x| *x == sum[0]));
                 assert_eq!(times(count), 1);

@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 use std::ops::Range;
 
+use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, TensorData, TensorMetadata};
 use burn_std::{Shape, Slice};
 
@@ -33,6 +34,33 @@ pub trait Kind<B: Backend>: Clone + Copy + Debug + Send + Sync + 'static {
     fn slice_assign(tensor: Self::Primitive, slices: &[Slice], value: Self::Primitive) -> Self::Primitive;
     /// Joined along a dimension.
     fn cat(tensors: Vec<Self::Primitive>, dim: usize) -> Self::Primitive;
+
+    /// As another type; only floats have others. No copy where it is the same.
+    fn cast(tensor: Self::Primitive, dtype: DType) -> Self::Primitive {
+        assert!(tensor.dtype() == dtype, "a tensor of {:?} is not cast to {dtype:?}", tensor.dtype());
+        tensor
+    }
+
+    /// As the type in which it is summed.
+    fn widened(tensor: Self::Primitive) -> Self::Primitive {
+        let dtype = accumulator(tensor.dtype());
+        Self::cast(tensor, dtype)
+    }
+}
+
+/// The type in which values are summed: of half precision in single, where a sum neither stagnates nor exceeds the range on
+/// its way to a mean.
+pub(crate) fn accumulator(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::BF16 => DType::F32,
+        other => other,
+    }
+}
+
+/// `f` of a float tensor as the type in which it is summed; what comes out is as the tensor was.
+pub(crate) fn wide<B: Backend>(tensor: FloatTensor<B>, f: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>) -> FloatTensor<B> {
+    let dtype = tensor.dtype();
+    <Float as Kind<B>>::cast(f(<Float as Kind<B>>::widened(tensor)), dtype)
 }
 
 /// Kinds whose elements add up.
@@ -72,7 +100,7 @@ pub struct Int;
 pub struct Bool;
 
 macro_rules! kind {
-    ($kind:ident, $primitive:ident, $from_data:ident, $into_data:ident, $empty:ident, $zeros:ident, $reshape:ident, $permute:ident, $expand:ident, $slice:ident, $slice_assign:ident, $cat:ident) => {
+    ($kind:ident, $primitive:ident, $from_data:ident, $into_data:ident, $empty:ident, $zeros:ident, $reshape:ident, $permute:ident, $expand:ident, $slice:ident, $slice_assign:ident, $cat:ident $(, $cast:ident)?) => {
         impl<B: Backend> Kind<B> for $kind {
             type Primitive = B::$primitive;
 
@@ -110,6 +138,9 @@ macro_rules! kind {
             fn cat(tensors: Vec<Self::Primitive>, dim: usize) -> Self::Primitive {
                 B::$cat(tensors, dim)
             }
+            $(fn cast(tensor: Self::Primitive, dtype: DType) -> Self::Primitive {
+                if tensor.dtype() == dtype { tensor } else { B::$cast(tensor, dtype.into()) }
+            })?
         }
     };
 }
@@ -126,7 +157,8 @@ kind!(
     float_expand,
     float_slice,
     float_slice_assign,
-    float_cat
+    float_cat,
+    float_cast
 );
 kind!(
     Int,

@@ -127,6 +127,85 @@ where
     Ok(value)
 }
 
+/// What a process may use of its machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Cores {
+    /// The machine.
+    node: String,
+    /// The cores its threads may run on; empty where nobody tells.
+    mask: Vec<u32>,
+    /// How many of them it may use at once: a container may have less time than cores.
+    at_once: u32,
+}
+
+impl Cores {
+    /// Those of the calling thread.
+    fn own() -> Cores {
+        // Of containers of one machine, each has a name.
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let node = read("/proc/sys/kernel/random/boot_id") + &read("/proc/sys/kernel/hostname");
+        let at_once = thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
+        Cores { node, mask: affinity(), at_once }
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let numbers = [self.at_once, self.mask.len() as u32].into_iter().chain(self.mask.iter().copied());
+        numbers.flat_map(u32::to_le_bytes).chain(self.node.bytes()).collect()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Cores> {
+        let (head, rest) = bytes.split_first_chunk::<8>()?;
+        let number = |bytes: &[u8]| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        let (mask, node) = rest.split_at_checked(number(&head[4..]) as usize * 4)?;
+        let mask = mask.as_chunks::<4>().0.iter().map(|core| number(core)).collect();
+        Some(Cores { node: String::from_utf8_lossy(node).into_owned(), mask, at_once: number(head) })
+    }
+}
+
+/// The cores the calling thread may run on.
+fn affinity() -> Vec<u32> {
+    #[cfg(target_os = "linux")]
+    {
+        // SAFETY: a set of bits, of which zeros are a valid one, and its size; the macros stay within it.
+        unsafe {
+            let mut set = std::mem::zeroed::<libc::cpu_set_t>();
+            if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) == 0 {
+                return (0..libc::CPU_SETSIZE as u32).filter(|core| libc::CPU_ISSET(*core as usize, &set)).collect();
+            }
+        }
+    }
+    Vec::new()
+}
+
+/// The share of the rank `own` in the cores of its machine. A core that several ranks may use is divided among them: where a
+/// launcher has given each rank cores of its own, all of these are the rank's, and where all may use all, each has its part.
+fn share(own: &Cores, all: &[Cores]) -> usize {
+    let here = || all.iter().filter(|other| other.node == own.node);
+    let together = here().count().max(1);
+    // In parts of a core that come out even where ranks share in the same way.
+    let parts: f64 = own.mask.iter().map(|core| 1.0 / here().filter(|other| other.mask.contains(core)).count().max(1) as f64).sum();
+    let at_once = own.at_once as usize;
+    let cores = match own.mask.is_empty() {
+        true => at_once / together,
+        // Less time than cores is a limit of all processes of a container together.
+        false if at_once < own.mask.len() => (parts + 1e-6).min((at_once / together) as f64) as usize,
+        false => (parts + 1e-6) as usize,
+    };
+    cores.max(1)
+}
+
+/// How many threads a rank should compute with: the cores that its launcher has bound it to, or its part of those that it
+/// shares with other ranks of its machine. For ranks that are processes; those of [`threads`] have one pool in common.
+/// Collective.
+///
+/// # Errors
+/// Where ranks cannot talk.
+pub fn threads_of_rank(comm: &Comm) -> Result<usize, CommError> {
+    let own = Cores::own();
+    let all: Vec<Cores> = comm.all_gather(&own.to_bytes())?.iter().filter_map(|bytes| Cores::from_bytes(bytes)).collect();
+    Ok(share(&own, &all))
+}
+
 /// The device of a rank: ranks of one node (numbered by `local_rank`) take the `visible` devices in turn. Where
 /// they must share, or where there is none, a warning says so.
 pub fn device_of(local_rank: usize, visible: usize) -> (usize, Option<String>) {
@@ -177,6 +256,86 @@ mod tests {
             comm.all_reduce(vec![0; 8], DType::F32, ReduceOp::Sum).map(drop)
         });
         assert_eq!(result.unwrap_err().to_string(), "rank 1: index 7 out of range");
+    }
+
+    fn cores(node: &str, mask: std::ops::Range<u32>, at_once: u32) -> Cores {
+        Cores { node: node.into(), mask: mask.collect(), at_once }
+    }
+
+    fn shares(all: &[Cores]) -> Vec<usize> {
+        all.iter().map(|own| share(own, all)).collect()
+    }
+
+    #[test]
+    fn bound_ranks_have_all_cores_they_are_bound_to() {
+        // Two nodes of 4 ranks, 8 cores each: not divided again.
+        let bound: Vec<Cores> =
+            (0..8).map(|rank| cores(["a", "b"][rank / 4], (rank as u32 % 4) * 8..(rank as u32 % 4 + 1) * 8, 8)).collect();
+        assert_eq!(shares(&bound), [8; 8]);
+        // All of a machine for all, or all of a job's part of it.
+        assert_eq!(shares(&vec![cores("a", 0..32, 32); 4]), [8; 4]);
+        assert_eq!(shares(&vec![cores("a", 32..64, 32); 4]), [8; 4]);
+        assert_eq!(shares(&vec![cores("a", 0..2, 2); 3]), [1; 3]);
+        // Two by two on each socket, and parts that do not divide.
+        let sockets: Vec<Cores> = (0..4).map(|rank| cores("a", rank / 2 * 9..(rank / 2 + 1) * 9, 9)).collect();
+        assert_eq!(shares(&sockets), [4; 4]);
+        assert_eq!(shares(&vec![cores("a", 0..30, 30); 3]), [10; 3]);
+        // One is bound, the other not.
+        assert_eq!(shares(&[cores("a", 0..4, 4), cores("a", 0..8, 8)]), [2, 6]);
+    }
+
+    #[test]
+    fn the_time_of_a_container_is_divided() {
+        assert_eq!(shares(&vec![cores("a", 0..64, 8); 4]), [2; 4]);
+        // Nobody tells the mask.
+        assert_eq!(shares(&vec![cores("a", 0..0, 8); 4]), [2; 4]);
+        assert_eq!(shares(&[cores("a", 0..64, 8), cores("b", 0..64, 8)]), [8, 8]);
+    }
+
+    #[test]
+    fn cores_are_told_as_they_are() {
+        for own in [Cores::own(), cores("", 0..0, 1), cores("a node", 5..300, 7)] {
+            assert_eq!(Cores::from_bytes(&own.to_bytes()), Some(own));
+        }
+        assert_eq!(Cores::from_bytes(&[1, 0, 0, 0, 9, 0, 0, 0, 1]), None);
+    }
+
+    /// Ranks that may use one core each, in a process of its own that `taskset` starts: [`under_taskset`] looks.
+    #[test]
+    fn a_mask_is_a_ranks_own() {
+        let all = affinity();
+        for (mask, expected) in [(all[..1].to_vec(), 1), (all.clone(), all.len())] {
+            let list = mask.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+            let mut command = std::process::Command::new("taskset");
+            command.args(["-c", &list]).arg(std::env::current_exe().unwrap());
+            command
+                .args(["--exact", "launch::tests::under_taskset", "--ignored", "--nocapture"])
+                .env("EXPECTED_CORES", expected.to_string());
+            let output = command.output().expect("taskset is there");
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        }
+    }
+
+    #[test]
+    #[ignore = "started by a_mask_is_a_ranks_own"]
+    fn under_taskset() {
+        let expected: usize = std::env::var("EXPECTED_CORES").unwrap().parse().unwrap();
+        let alone = threads(1, |comm| threads_of_rank(&comm)).unwrap();
+        assert_eq!(alone, [expected]);
+        // Ranks that share the mask divide it.
+        assert_eq!(threads(2, |comm| threads_of_rank(&comm)).unwrap(), [(expected / 2).max(1); 2]);
+        // Ranks that are bound, one to a core each.
+        let cores = affinity();
+        let bound = threads(cores.len().min(8), |comm| {
+            // SAFETY: as in `affinity`.
+            unsafe {
+                let mut set = std::mem::zeroed::<libc::cpu_set_t>();
+                libc::CPU_SET(cores[comm.rank()] as usize, &mut set);
+                assert_eq!(libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set), 0);
+            }
+            threads_of_rank(&comm)
+        });
+        assert!(bound.unwrap().iter().all(|n| *n == 1));
     }
 
     #[test]

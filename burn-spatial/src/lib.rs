@@ -34,7 +34,7 @@
 //! - [`nn`]: what Burn lacks: 3D pools and interpolation, convolutions with asymmetric, periodic, mirrored and replicated
 //!   padding;
 //! - [`optim`]: gradients as optimizers and norms need them;
-//! - [`halo`]: which rank needs which planes of which other; [`kernels`]: local convolutions, pools and interpolations;
+//! - [`window`]: which inputs an output reads; [`transfer`]: who sends which box to whom; [`kernels`]: local convolutions, pools and interpolations;
 //! - [`stats`]: what a rank has counted.
 //!
 //! # What is collective
@@ -52,25 +52,27 @@ mod adam;
 pub mod backend;
 pub mod buffers;
 pub mod comm;
+mod copies;
 pub mod device;
 mod gradients;
-pub mod halo;
 pub mod kernels;
 pub mod kind;
 pub mod launch;
 pub mod layout;
 pub mod mesh;
+mod mix;
 pub mod nn;
 mod ops;
 pub mod optim;
 pub mod place;
 mod random;
-mod redistribute;
 mod seat;
 mod split_inputs;
 pub mod stats;
 pub mod tensor;
 pub mod trace;
+pub mod transfer;
+pub mod window;
 
 pub use backend::Spatial;
 pub use device::SpatialDevice;

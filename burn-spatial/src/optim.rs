@@ -7,9 +7,10 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
 
 pub use crate::adam::Adam;
+use crate::kind::accumulator;
 use crate::place::{self, SpatialBackend};
 
-/// The Euclidean norm of all gradients of `model` together; 0 without any.
+/// The Euclidean norm of all gradients of `model` together, in single precision for those of half; 0 without any.
 pub fn gradient_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
     gradients: &GradientsParams,
@@ -20,9 +21,9 @@ pub fn gradient_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
     impl<B: AutodiffBackend> ModuleVisitor<B> for Squares<'_, B> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             if let Some(gradient) = self.0.get::<B::InnerBackend, D>(param.id) {
-                let square = gradient.square().sum();
-                let dtype = square.dtype();
-                self.1 = self.1.clone().cast(dtype) + square;
+                // Squares of half precision exceed its range, or vanish.
+                let dtype = accumulator(gradient.dtype());
+                self.1 = self.1.clone().cast(dtype) + gradient.cast(dtype).square().sum();
             }
         }
     }

@@ -40,10 +40,23 @@ pub trait SpatialBackend: Backend {
     fn block_int(tensor: IntTensor<Self>) -> TensorData;
 }
 
+/// Panics where a user's layout is one for another grid.
+fn suits(layout: &Layout, grid: Grid) {
+    layout.check(grid).unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// A tensor under a user's layout.
+fn relaid<B: Backend, K: Kind<B>>(tensor: SpatialTensor<B, K>, layout: &Layout) -> SpatialTensor<B, K> {
+    suits(layout, tensor.device().context().mesh.grid());
+    assert_eq!(tensor.layout().shape(), layout.shape(), "{layout} is a layout of another shape");
+    tensor.into_layout(layout)
+}
+
 fn placed<B: Backend, K: Kind<B>>(block: TensorData, layout: Layout, device: &SpatialDevice<B::Device>) -> SpatialTensor<B, K> {
+    suits(&layout, device.context().mesh.grid());
     let expected = layout.local_shape(device.context().mesh.coords());
     assert_eq!(block.shape, expected, "the block of this rank under {layout} has another shape");
-    SpatialTensor::new(K::from_data(block, device.inner_device()), layout, device.clone())
+    SpatialTensor::new(K::from_data(block, device.inner_device()), layout.summed(), device.clone())
 }
 
 impl<B: Backend> SpatialBackend for Spatial<B> {
@@ -60,7 +73,7 @@ impl<B: Backend> SpatialBackend for Spatial<B> {
     }
 
     fn relayout(tensor: FloatTensor<Self>, layout: &Layout) -> FloatTensor<Self> {
-        tensor.into_layout(layout)
+        relaid(tensor, layout)
     }
 
     fn block(tensor: FloatTensor<Self>) -> TensorData {
@@ -72,7 +85,7 @@ impl<B: Backend> SpatialBackend for Spatial<B> {
     }
 
     fn relayout_int(tensor: IntTensor<Self>, layout: &Layout) -> IntTensor<Self> {
-        tensor.into_layout(layout)
+        relaid(tensor, layout)
     }
 
     fn block_int(tensor: IntTensor<Self>) -> TensorData {
@@ -119,7 +132,7 @@ impl<B: SpatialBackend, C: CheckpointStrategy> SpatialBackend for Autodiff<B, C>
 /// A tensor of global shape from this rank's block under `layout`; no rank needs more than its block. Local.
 ///
 /// # Panics
-/// If the block's shape is not what `layout` says of this rank.
+/// If the block's shape is not what `layout` says of this rank, or `layout` is one for another grid.
 pub fn from_local<B: SpatialBackend, const D: usize>(block: TensorData, layout: Layout, device: &B::Device) -> Tensor<B, D> {
     Tensor::from_primitive(TensorPrimitive::Float(B::place_local(block, layout, device)))
 }
@@ -129,7 +142,10 @@ pub fn layout<B: SpatialBackend, const D: usize>(tensor: &Tensor<B, D>) -> Layou
     B::layout_of(&tensor.clone().into_primitive().tensor())
 }
 
-/// The tensor under `layout`. Collective. Gradients do not flow through: place inputs with it.
+/// The tensor under `layout`, with its sums made: what `layout` says of pending sums does not count. Collective. Gradients do not flow through: place inputs with it.
+///
+/// # Panics
+/// If `layout` is one of another shape or for another grid, or is uniform where the tensor varies.
 pub fn to_layout<B: SpatialBackend, const D: usize>(tensor: Tensor<B, D>, layout: &Layout) -> Tensor<B, D> {
     Tensor::from_primitive(TensorPrimitive::Float(B::relayout(tensor.into_primitive().tensor(), layout)))
 }
@@ -154,7 +170,7 @@ pub fn local<B: SpatialBackend, const D: usize>(tensor: Tensor<B, D>) -> TensorD
 /// [`from_local`] for integers, such as the classes of voxels. Local.
 ///
 /// # Panics
-/// If the block's shape is not what `layout` says of this rank.
+/// If the block's shape is not what `layout` says of this rank, or `layout` is one for another grid.
 pub fn from_local_int<B: SpatialBackend, const D: usize>(block: TensorData, layout: Layout, device: &B::Device) -> Tensor<B, D, Int> {
     Tensor::from_primitive(B::place_local_int(block, layout, device))
 }

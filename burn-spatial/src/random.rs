@@ -4,7 +4,6 @@
 //! The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Mutex;
 use std::thread::{self, ThreadId};
 
@@ -13,13 +12,13 @@ use burn_std::{Shape, bf16, f16};
 use rayon::prelude::*;
 
 use crate::layout::Layout;
+use crate::mix::{mix, mix_text};
 
-/// A seed that differs from process to process.
-pub(crate) fn entropy() -> u64 {
-    RandomState::new().hash_one(thread::current().id())
-}
+/// Streams of threads beside the main one have numbers of their own.
+const BESIDE: u64 = 1 << 63;
 
-/// The stream positions of a rank: the main thread's, and one a name for other threads.
+/// The stream positions of a rank: the main thread's, and one a name for other threads. These have a key of their own, so that
+/// no two of their streams are the same.
 pub(crate) struct Generator {
     main: ThreadId,
     state: Mutex<State>,
@@ -54,20 +53,17 @@ impl Generator {
     /// A tensor of its own stream.
     pub(crate) fn next(&self, distribution: Distribution) -> Draw {
         let mut state = self.state.lock().expect("drawing does not panic");
-        let seed = state.seed;
         let current = thread::current();
-        let stream = if current.id() == self.main {
+        if current.id() == self.main {
             state.next += 1;
-            state.next
-        } else {
-            // Another thread's draws never shift the main thread's.
-            let name = current.name().unwrap_or("unnamed").to_owned();
-            let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3));
-            let position = state.others.entry(name).or_default();
-            *position += 1;
-            hash | 1 << 63 | *position
-        };
-        Draw { seed, stream, distribution }
+            return Draw { seed: state.seed, stream: state.next, distribution };
+        }
+        // Another thread's draws never shift the main thread's.
+        let name = current.name().unwrap_or("unnamed");
+        let seed = mix(state.seed ^ mix_text(name));
+        let position = state.others.entry(name.to_owned()).or_default();
+        *position += 1;
+        Draw { seed, stream: BESIDE | *position, distribution }
     }
 }
 
@@ -118,16 +114,38 @@ impl Draw {
             DType::F32 | DType::Flex32 => self.fill::<f32>(shape, rows, row, first, |v, high| below(v as f32, high as f32, f32::next_down)),
             DType::F16 => self.fill::<f16>(shape, rows, row, first, |v, high| below(f16::from_f64(v), f16::from_f64(high), down_f16)),
             DType::BF16 => self.fill::<bf16>(shape, rows, row, first, |v, high| below(bf16::from_f64(v), bf16::from_f64(high), down_bf16)),
-            DType::I64 => self.fill::<i64>(shape, rows, row, first, |v, _| v.floor() as i64),
-            DType::I32 => self.fill::<i32>(shape, rows, row, first, |v, _| v.floor() as i32),
-            DType::I16 => self.fill::<i16>(shape, rows, row, first, |v, _| v.floor() as i16),
-            DType::I8 => self.fill::<i8>(shape, rows, row, first, |v, _| v.floor() as i8),
-            DType::U64 => self.fill::<u64>(shape, rows, row, first, |v, _| v.floor() as u64),
-            DType::U32 => self.fill::<u32>(shape, rows, row, first, |v, _| v.floor() as u32),
-            DType::U16 => self.fill::<u16>(shape, rows, row, first, |v, _| v.floor() as u16),
-            DType::U8 => self.fill::<u8>(shape, rows, row, first, |v, _| v.floor() as u8),
+            DType::I64 => self.integers(shape, rows, row, first, i64::MAX as f64, |v| v as i64),
+            DType::I32 => self.integers(shape, rows, row, first, i32::MAX as f64, |v| v as i32),
+            DType::I16 => self.integers(shape, rows, row, first, i16::MAX as f64, |v| v as i16),
+            DType::I8 => self.integers(shape, rows, row, first, i8::MAX as f64, |v| v as i8),
+            DType::U64 => self.integers(shape, rows, row, first, u64::MAX as f64, |v| v as u64),
+            DType::U32 => self.integers(shape, rows, row, first, u32::MAX as f64, |v| v as u32),
+            DType::U16 => self.integers(shape, rows, row, first, u16::MAX as f64, |v| v as u16),
+            DType::U8 => self.integers(shape, rows, row, first, u8::MAX as f64, |v| v as u8),
             other => panic!("random tensors of type {other:?} do not exist"),
         }
+    }
+
+    /// Whole numbers. By default they are in [0, 255), as on Burn's own backends ([0, 1) has but one), or as many of these as
+    /// are below `top`. Like there, normal numbers are cut, not rounded.
+    fn integers<E: burn_backend::Element + Default>(
+        &self,
+        shape: Shape,
+        rows: usize,
+        row: usize,
+        first: impl Fn(usize) -> u64 + Sync,
+        top: f64,
+        convert: impl Fn(f64) -> E + Sync,
+    ) -> TensorData {
+        let distribution = match self.distribution {
+            Distribution::Default => Distribution::Uniform(0.0, top.min(255.0)),
+            other => other,
+        };
+        let whole = match distribution {
+            Distribution::Normal(..) => f64::trunc,
+            _ => f64::floor,
+        };
+        Draw { distribution, ..*self }.fill::<E>(shape, rows, row, first, |v, high| convert(whole(below(v, high, f64::next_down))))
     }
 
     fn fill<E: burn_backend::Element + Default>(
@@ -239,6 +257,114 @@ mod tests {
             }
             assert_eq!(at, block.len());
         }
+    }
+
+    /// Numbers of a draw.
+    fn numbers(draw: Draw, n: usize) -> Vec<f64> {
+        draw.block(&Layout::full(&[n]), [0; 4], DType::F64).to_vec::<f64>().unwrap()
+    }
+
+    /// The draws of each thread of `names`, one thread after another.
+    fn on_threads(generator: &Generator, names: &[String], draws: usize) -> Vec<Vec<Draw>> {
+        let draw = || (0..draws).map(|_| generator.next(Distribution::Default)).collect();
+        let one = |name: &String| {
+            thread::scope(|scope| thread::Builder::new().name(name.clone()).spawn_scoped(scope, draw).unwrap().join().unwrap())
+        };
+        names.iter().map(one).collect()
+    }
+
+    #[test]
+    fn every_draw_of_every_thread_differs() {
+        let mut names = vec!["worker".to_owned(), String::new(), "a".repeat(200)];
+        names.extend((0..47).map(|i| format!("worker {i}")));
+        let generator = Generator::new(9);
+        let mut seen = std::collections::HashSet::new();
+        // More draws than numbers that happen to be alike: 53 bits each.
+        for draws in
+            on_threads(&generator, &names, 1000).into_iter().chain([(0..1000).map(|_| generator.next(Distribution::Default)).collect()])
+        {
+            for draw in draws {
+                assert!(seen.insert(numbers(draw, 2).map_bits()), "a stream is there twice");
+            }
+        }
+        assert_eq!(seen.len(), 51_000);
+        // A name goes on where it was, and a new seed starts anew.
+        let again = on_threads(&generator, &names[..1], 1)[0][0];
+        assert!(seen.insert(numbers(again, 2).map_bits()));
+        generator.seed(9);
+        assert!(!seen.insert(numbers(on_threads(&generator, &names[..1], 1)[0][0], 2).map_bits()));
+    }
+
+    /// The bits of numbers, which can be hashed.
+    trait MapBits {
+        fn map_bits(self) -> Vec<u64>;
+    }
+
+    impl MapBits for Vec<f64> {
+        fn map_bits(self) -> Vec<u64> {
+            self.into_iter().map(f64::to_bits).collect()
+        }
+    }
+
+    /// Correlations of draws with the same position on other threads, and with the draw before on the same one, are those of
+    /// numbers that know nothing of each other: normal, of variance 1 / n.
+    #[test]
+    fn streams_of_threads_know_nothing_of_each_other() {
+        let n = 1000;
+        let names: Vec<String> = (0..50).map(|i| format!("worker {i}")).collect();
+        let generator = Generator::new(3);
+        let centred = |values: Vec<f64>| values.into_iter().map(|v| (v - 0.5) * 12f64.sqrt()).collect::<Vec<_>>();
+        // The first number of each draw.
+        let mut firsts: Vec<Vec<f64>> = on_threads(&generator, &names, n + 1)
+            .into_iter()
+            .map(|draws| centred(draws.into_iter().map(|draw| numbers(draw, 1)[0]).collect()))
+            .collect();
+        firsts.push(centred((0..=n).map(|_| numbers(generator.next(Distribution::Default), 1)[0]).collect()));
+        let correlation = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>() / (n as f64).sqrt();
+        let mut all = Vec::new();
+        for (i, a) in firsts.iter().enumerate() {
+            all.push(correlation(&a[..n], &a[1..]));
+            all.extend(firsts[..i].iter().map(|b| correlation(&a[..n], &b[..n])));
+            all.extend(firsts[..i].iter().map(|b| correlation(&a[..n], &b[1..])));
+        }
+        // Normal: the largest of 2,601 is beyond 5.5 once in 10,000 tries, and the mean square is within 0.15 of 1.
+        let largest = all.iter().fold(0.0, |most: f64, c| most.max(c.abs()));
+        assert!(largest < 5.5, "{largest} deviations");
+        let square = all.iter().map(|c| c * c).sum::<f64>() / all.len() as f64;
+        assert!((square - 1.0).abs() < 0.15, "{square}");
+    }
+
+    /// Integers of the default distribution are Burn's: from 0 to 254, all alike often.
+    #[test]
+    fn default_integers_are_bytes() {
+        let draw = Generator::new(5).next(Distribution::Default);
+        let count = |dtype: DType, top: usize| {
+            let data = draw.block(&Layout::full(&[200_000]), [0; 4], dtype).convert_dtype(DType::I64);
+            let mut counts = vec![0usize; top];
+            data.to_vec::<i64>().unwrap().into_iter().for_each(|v| counts[v as usize] += 1);
+            let expected = 200_000.0 / top as f64;
+            let square: f64 = counts.iter().map(|n| (*n as f64 - expected).powi(2) / expected).sum();
+            // Chi squared: mean `top` - 1, variance twice that.
+            assert!(square < top as f64 + 5.0 * (2.0 * top as f64).sqrt(), "{square} for {top} numbers of {dtype:?}");
+        };
+        for dtype in [DType::I64, DType::I32, DType::I16, DType::U64, DType::U32, DType::U16, DType::U8] {
+            count(dtype, 255);
+        }
+        count(DType::I8, 127);
+    }
+
+    #[test]
+    fn other_integers_are_whole_numbers_of_their_distribution() {
+        let generator = Generator::new(6);
+        let draw = |distribution| generator.next(distribution).block(&Layout::full(&[50_000]), [0; 4], DType::I32).to_vec::<i32>().unwrap();
+        let share = |values: &[i32], wanted: i32| values.iter().filter(|v| **v == wanted).count() as f64 / values.len() as f64;
+        let uniform = draw(Distribution::Uniform(-2.0, 2.0));
+        for value in -2..2 {
+            assert!((share(&uniform, value) - 0.25).abs() < 0.02);
+        }
+        assert!((share(&draw(Distribution::Bernoulli(0.3)), 1) - 0.3).abs() < 0.02);
+        // Cut: between -1 and 1 all are 0.
+        assert!((share(&draw(Distribution::Normal(0.0, 1.0)), 0) - 0.683).abs() < 0.02);
     }
 
     #[test]

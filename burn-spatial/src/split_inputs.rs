@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::layout::{Axis, Layout};
 use crate::mesh::{Grid, MeshAxis};
+use crate::mix::mix;
 
 /// The environment variable that turns the mode on; its number is the seed.
 pub const SPLIT_INPUTS_VARIABLE: &str = "BURN_SPATIAL_SPLIT_INPUTS";
@@ -33,16 +34,14 @@ impl SplitInputs {
     }
 }
 
-/// Small numbers from a counter (splitmix64's finaliser).
+/// Small numbers from a counter.
 struct Draws(u64);
 
 impl Draws {
     /// Below `n`.
     fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) % n as u64) as usize
+        self.0 = mix(self.0);
+        (self.0 % n as u64) as usize
     }
 }
 

@@ -8,14 +8,7 @@ use std::sync::{Arc, Mutex};
 use serde::Serialize;
 
 use crate::comm::CommSnapshot;
-
-/// Bytes this process has copied to move or rearrange tensors.
-static COPIED: AtomicU64 = AtomicU64::new(0);
-
-/// Counts bytes that are copied for another reason than computing with them.
-pub(crate) fn copied(bytes: usize) {
-    COPIED.fetch_add(bytes as u64, Ordering::Relaxed);
-}
+use crate::copies;
 
 #[derive(Default)]
 pub(crate) struct Stats {
@@ -67,17 +60,29 @@ impl Stats {
         Live { bytes, memory: self.memory.clone() }
     }
 
-    pub(crate) fn snapshot(&self, comm: CommSnapshot) -> Snapshot {
+    pub(crate) fn snapshot(&self, plans: PlanCounts, comm: CommSnapshot) -> Snapshot {
         Snapshot {
             gathers: self.gathers.lock().expect("counting does not panic").iter().map(|(op, n)| (op.to_string(), *n)).collect(),
             redistributions: self.redistributions.load(Ordering::Relaxed),
             halos: self.halos.load(Ordering::Relaxed),
             live_bytes: self.memory.live.load(Ordering::Relaxed),
             peak_bytes: self.memory.peak.load(Ordering::Relaxed),
-            copied_bytes: COPIED.load(Ordering::Relaxed),
+            copied_bytes: copies::all(),
+            plans,
             comm,
         }
     }
+}
+
+/// What became of the plans of exchanges, of which a rank keeps 1024. Which it keeps changes no result.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PlanCounts {
+    /// Plans that were built.
+    pub built: u64,
+    /// Plans that were there.
+    pub hits: u64,
+    /// Plans that made room for others.
+    pub evicted: u64,
 }
 
 /// What a rank has counted.
@@ -96,6 +101,8 @@ pub struct Snapshot {
     /// Bytes that this process, with all its ranks, has copied to move or rearrange tensors: halos and blocks made with
     /// them, strided views made dense, buffers of messages and sums.
     pub copied_bytes: u64,
+    /// Plans of exchanges.
+    pub plans: PlanCounts,
     /// Calls, bytes and seconds of communication.
     pub comm: CommSnapshot,
 }
@@ -120,6 +127,7 @@ impl fmt::Display for Snapshot {
         for (op, count) in &self.gathers {
             writeln!(f, "  {op} {count}")?;
         }
+        writeln!(f, "plans built {}, found {}, evicted {}", self.plans.built, self.plans.hits, self.plans.evicted)?;
         write!(f, "{}", self.comm)
     }
 }

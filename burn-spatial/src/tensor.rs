@@ -9,13 +9,12 @@ use burn_std::Shape;
 use crate::comm::CommError;
 use crate::device::{RankContext, SpatialDevice};
 use crate::gradients::{Compute, Deferred};
-use crate::halo::{Plan, Region};
-use crate::kind::Kind;
+use crate::kind::{Kind, accumulator};
 use crate::layout::{Layout, Storage};
 use crate::mesh::AxisSet;
 use crate::random::Draw;
-use crate::redistribute::redistribute;
 use crate::stats::Live;
+use crate::transfer::{KeyedPlan, Region, collective, redistribute};
 
 /// A tensor of global shape of which this rank stores a block.
 pub struct SpatialTensor<B: Backend, K: Kind<B>> {
@@ -28,7 +27,7 @@ pub struct SpatialTensor<B: Backend, K: Kind<B>> {
 /// What others sent of the surroundings of a block: boxes of the block that `plan` needs.
 #[derive(Clone)]
 pub(crate) struct Received<P> {
-    pub(crate) plan: Arc<Plan>,
+    pub(crate) plan: Arc<KeyedPlan>,
     pub(crate) parts: Arc<Vec<(Region, P)>>,
     #[allow(dead_code)]
     live: Arc<Live>,
@@ -92,18 +91,26 @@ pub(crate) fn communicated<T>(result: Result<T, CommError>) -> T {
 }
 
 impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
-    /// From this rank's block under `layout`.
+    /// From this rank's block under `layout`, whose sums are made.
     pub(crate) fn new(local: K::Primitive, layout: Layout, device: SpatialDevice<B::Device>) -> Self {
+        assert!(layout.pending().is_empty(), "a block is no share of a sum: {layout}");
+        let dtype = local.dtype();
+        Self::share(local, layout, dtype, device)
+    }
+
+    /// A tensor of `dtype` from this rank's share of a sum over the pending axes of `layout`, if any: for operations that leave
+    /// sums pending. The share may be of the type in which `dtype` is summed.
+    pub(crate) fn share(local: K::Primitive, layout: Layout, dtype: DType, device: SpatialDevice<B::Device>) -> Self {
         let context = device.context();
         debug_assert_eq!(local.shape(), layout.local_shape(context.mesh.coords()), "block and layout {layout} agree");
-        let dtype = local.dtype();
-        let live = context.stats.live(local.shape().num_elements() * dtype.size());
-        let pending = context.mesh.effective(layout.pending);
+        let pending = context.mesh.effective(layout.pending());
         let layout = layout.with_pending(pending);
+        let local = K::cast(local, if pending.is_empty() { dtype } else { accumulator(dtype) });
+        let live = context.stats.live(local.shape().num_elements() * local.dtype().size());
         let value = if pending.is_empty() {
             Value::Local(local, Arc::new(Block { live, received: OnceLock::new() }))
         } else {
-            Value::Deferred(Arc::new(Deferred::new(local, pending, device.inner_device().clone())), Arc::new(live))
+            Value::Deferred(Arc::new(Deferred::new(local, dtype, pending, device.inner_device().clone())), Arc::new(live))
         };
         SpatialTensor { value, layout, device, dtype }
     }
@@ -125,15 +132,16 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
         SpatialTensor { value: Value::Random(draw), layout: Layout::full(&shape), device, dtype }
     }
 
-    /// A sum over ranks of shares that each computes when there is time; at once if it has no others to wait for.
+    /// A sum over ranks of shares that each computes when there is time; at once if it has no others to wait for. Shares may
+    /// be of the type in which `dtype` is summed.
     pub(crate) fn open(share: Compute<K::Primitive>, shape: Shape, dtype: DType, over: AxisSet, device: SpatialDevice<B::Device>) -> Self {
         let context = device.context();
         let layout = Layout::full(&shape).with_pending(context.mesh.effective(over));
-        if layout.pending.is_empty() {
-            return Self::new(share(), layout, device);
+        if layout.pending().is_empty() {
+            return Self::share(share(), layout, dtype, device);
         }
-        let live = Arc::new(context.stats.live(shape.num_elements() * dtype.size()));
-        let deferred = Deferred::open(share, shape, dtype, layout.pending, device.inner_device().clone());
+        let live = Arc::new(context.stats.live(shape.num_elements() * accumulator(dtype).size()));
+        let deferred = Deferred::open(share, shape, dtype, layout.pending(), device.inner_device().clone());
         SpatialTensor { value: Value::Deferred(Arc::new(deferred), live), layout, device, dtype }
     }
 
@@ -141,11 +149,11 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
     pub(crate) fn gradient(self) -> Self {
         let context = self.context();
         match self.value {
-            Value::Deferred(deferred, live) if !self.layout.pending.is_empty() => {
-                let layout = self.layout.with_pending(AxisSet::EMPTY);
+            Value::Deferred(deferred, live) if !self.layout.pending().is_empty() => {
+                let layout = self.layout.summed();
                 assert!(layout.is_full(), "a weight gradient is full, not {layout}");
                 let mesh = context.talking_alone("a backward pass");
-                communicated(context.gradients.push(mesh, deferred.clone()));
+                communicated(context.gradients.push(mesh, &context.stats, deferred.clone()));
                 SpatialTensor { value: Value::Deferred(deferred, live), layout, device: self.device, dtype: self.dtype }
             }
             value => SpatialTensor { value, ..self },
@@ -171,13 +179,13 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
     }
 
     /// What came for `plan` before, if that is what was kept.
-    pub(crate) fn received(&self, plan: &Arc<Plan>) -> Option<Received<K::Primitive>> {
+    pub(crate) fn received(&self, plan: &KeyedPlan) -> Option<Received<K::Primitive>> {
         let Value::Local(_, block) = &self.value else { return None };
-        block.received.get().filter(|received| Arc::ptr_eq(&received.plan, plan)).cloned()
+        block.received.get().filter(|received| received.plan.is(plan)).cloned()
     }
 
     /// Keeps what came for `plan`, as long as the block lives, unless something else was kept before.
-    pub(crate) fn keep_received(&self, plan: &Arc<Plan>, parts: Vec<(Region, K::Primitive)>) -> Received<K::Primitive> {
+    pub(crate) fn keep_received(&self, plan: &Arc<KeyedPlan>, parts: Vec<(Region, K::Primitive)>) -> Received<K::Primitive> {
         let bytes: usize = parts.iter().map(|(region, _)| region.elements() * self.dtype.size()).sum();
         let live = Arc::new(self.context().stats.live(bytes));
         let received = Received { plan: plan.clone(), parts: Arc::new(parts), live };
@@ -187,22 +195,22 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
         received
     }
 
-    /// This rank's share of a pending sum.
+    /// This rank's share of a pending sum, of the type in which it is summed.
     pub(crate) fn partial(&self) -> Option<K::Primitive> {
         match &self.value {
-            Value::Deferred(deferred, _) if !self.layout.pending.is_empty() => deferred.partial(),
+            Value::Deferred(deferred, _) if !self.layout.pending().is_empty() => deferred.partial(),
             _ => None,
         }
     }
 
     /// The local block, with pending sums made and random values drawn. Collective where a sum is pending.
     pub(crate) fn settle(self) -> (K::Primitive, Layout) {
-        let layout = self.layout.clone().with_pending(AxisSet::EMPTY);
+        let layout = self.layout.summed();
         match self.value {
             Value::Local(local, _) => (local, layout),
             Value::Deferred(deferred, _) => {
                 let context = self.device.context();
-                (communicated(deferred.read(&context)), layout)
+                (communicated(collective::read(&context, &deferred)), layout)
             }
             Value::Random(draw) => {
                 let coords = self.device.context().mesh.coords();
@@ -212,8 +220,10 @@ impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
         }
     }
 
-    /// The same tensor under `layout`; collective where data has to move between ranks.
+    /// The same tensor under `layout`, with its sums made, whatever `layout` says of them: a value is a share of a sum only
+    /// where an operation left it so. Collective where data has to move between ranks.
     pub(crate) fn into_layout(self, layout: &Layout) -> Self {
+        let layout = &layout.summed();
         if self.layout == *layout && matches!(self.value, Value::Local(..)) {
             return self;
         }

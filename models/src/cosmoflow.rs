@@ -301,6 +301,9 @@ mod tests {
             assert_eq!(layers.iter().filter(|l| l.kind == LayerKind::Pool).count(), pools);
             let last = layers.iter().rfind(|l| l.kind != LayerKind::Dense).unwrap();
             assert_eq!(last.output, [2, 256, 2, 2, 2], "at width {width}");
+            // A batch of one sample trains: each batch norm has several values a channel.
+            let convs = layers.iter().filter(|l| matches!(l.kind, LayerKind::Conv { .. }));
+            assert!(convs.clone().count() == 7 && convs.clone().all(|l| l.output[2..].iter().product::<usize>() >= 8));
         }
     }
 

@@ -68,8 +68,8 @@ impl ClassCounts {
 }
 
 /// How many are true. Rows are summed in the backend's own integers, the rest in 64 bits.
-fn count<B: Backend>(mask: Tensor<B, 5, Bool>) -> u64 {
-    let sum = mask.int().sum_dim(4).cast(DType::I64).sum();
+pub(crate) fn count<B: Backend, const D: usize>(mask: Tensor<B, D, Bool>) -> u64 {
+    let sum = mask.int().sum_dim(D - 1).cast(DType::I64).sum();
     sum.into_data().iter::<i64>().next().and_then(|n| n.try_into().ok()).unwrap_or_default()
 }
 

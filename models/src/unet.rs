@@ -26,6 +26,19 @@ pub enum ConfigError {
         /// What was asked for.
         depth: usize,
     },
+    /// A batch norm that would have one value a channel.
+    #[error(
+        "level {level} of {depth} has 1 voxel of 1 sample where the volume has {} and the batch 1 sample, and batch norm cannot train on a single value a channel: take fewer levels, larger volumes or more samples (in the last batch of an epoch, too)",
+        .extent.map(|n| n.to_string()).join(" x ")
+    )]
+    SingleValue {
+        /// The level, from 1.
+        level: usize,
+        /// How many there are.
+        depth: usize,
+        /// Voxels of the volume along depth, height and width.
+        extent: [usize; 3],
+    },
     /// No channels or no classes.
     #[error("a U-Net needs at least one input channel, class and channel inside, not {inputs}, {classes} and {width}")]
     Empty {
@@ -66,6 +79,21 @@ impl UNet3dConfig {
         }
         if self.inputs == 0 || self.classes == 0 || self.width == 0 {
             return Err(ConfigError::Empty { inputs: self.inputs, classes: self.classes, width: self.width });
+        }
+        Ok(())
+    }
+
+    /// Whether there is such a network, and it can train on batches of `batch` samples of `extent` voxels: every batch norm
+    /// needs two values a channel.
+    ///
+    /// # Errors
+    /// [`ConfigError`] says what is wrong.
+    pub fn check_training(&self, batch: usize, extent: [usize; 3]) -> Result<(), ConfigError> {
+        self.check()?;
+        // Voxels of the first level for each of the deepest, which has the fewest.
+        let step = 1 << (self.depth - 1);
+        if batch <= 1 && extent.iter().all(|n| *n <= step) {
+            return Err(ConfigError::SingleValue { level: self.depth, depth: self.depth, extent });
         }
         Ok(())
     }
@@ -247,6 +275,20 @@ mod tests {
         assert_eq!(logits.dims(), [1, 5, 7, 4, 9]);
         let flat = model(&config.with_depth(1)).forward(Tensor::ones([2, 2, 3, 1, 2], &Default::default()));
         assert_eq!(flat.dims(), [2, 5, 3, 1, 2]);
+    }
+
+    #[test]
+    fn a_batch_norm_of_single_values_is_refused() {
+        let config = UNet3dConfig::new().with_depth(5);
+        let message = config.check_training(1, [16; 3]).unwrap_err().to_string();
+        assert!(message.starts_with("level 5 of 5 has 1 voxel of 1 sample where the volume has 16 x 16 x 16 "), "{message}");
+        for (batch, extent) in [(2, [16; 3]), (1, [16, 16, 17])] {
+            assert_eq!(config.check_training(batch, extent), Ok(()));
+        }
+        let flat = config.with_depth(1);
+        assert_eq!(flat.check_training(1, [1; 3]), Err(ConfigError::SingleValue { level: 1, depth: 1, extent: [1; 3] }));
+        assert_eq!(flat.check_training(1, [1, 1, 2]), Ok(()));
+        assert_eq!(flat.with_depth(0).check_training(1, [16; 3]), Err(ConfigError::Depth { depth: 0 }));
     }
 
     #[test]

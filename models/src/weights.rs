@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Bytes, DType, Tensor, TensorData};
+use burn::tensor::{BoolStore, Bytes, DType, Tensor, TensorData};
 use safetensors::SafeTensors;
 
 /// Tensors by name.
@@ -34,8 +34,8 @@ pub enum WeightsError {
         /// What is wrong.
         cause: safetensors::SafeTensorError,
     },
-    /// A tensor that is not of floats.
-    #[error("{}: {name} holds {dtype}, not floats", path.display())]
+    /// A tensor of numbers that there are no tensors of here.
+    #[error("{}: {name} holds {dtype}, which cannot be read or written", path.display())]
     Type {
         /// The file.
         path: PathBuf,
@@ -51,6 +51,14 @@ pub enum WeightsError {
         path: PathBuf,
         /// What is wrong.
         cause: safetensors::SafeTensorError,
+    },
+    /// The module's tensor is of floats, those given are not.
+    #[error("{name} is of floats, but weights of type {dtype:?} were given")]
+    NotFloats {
+        /// The tensor.
+        name: String,
+        /// What was given.
+        dtype: DType,
     },
     /// The module has a tensor that was not given.
     #[error("no weights for {name}; is it another network?")]
@@ -70,10 +78,29 @@ pub enum WeightsError {
     },
 }
 
-/// All tensors of the safetensors file at `path` whose names start with `prefix`, which is taken off.
+/// What numbers are called in a file and here.
+const TYPES: [(safetensors::Dtype, DType); 13] = [
+    (safetensors::Dtype::F16, DType::F16),
+    (safetensors::Dtype::BF16, DType::BF16),
+    (safetensors::Dtype::F32, DType::F32),
+    (safetensors::Dtype::F64, DType::F64),
+    (safetensors::Dtype::I8, DType::I8),
+    (safetensors::Dtype::I16, DType::I16),
+    (safetensors::Dtype::I32, DType::I32),
+    (safetensors::Dtype::I64, DType::I64),
+    (safetensors::Dtype::U8, DType::U8),
+    (safetensors::Dtype::U16, DType::U16),
+    (safetensors::Dtype::U32, DType::U32),
+    (safetensors::Dtype::U64, DType::U64),
+    (safetensors::Dtype::BOOL, DType::Bool(BoolStore::Native)),
+];
+
+/// All tensors of the safetensors file at `path` whose names start with `prefix`, which is taken off. Counters and masks,
+/// as PyTorch's `num_batches_tracked`, are among them.
 ///
 /// # Errors
-/// [`WeightsError`] when the file cannot be read, is damaged, or holds other types than f16, bf16, f32 and f64.
+/// [`WeightsError`] when the file cannot be read or is damaged, or such a tensor is of floats or integers that there are no
+/// tensors of here.
 pub fn read_safetensors(path: &Path, prefix: &str) -> Result<Named, WeightsError> {
     let bytes = std::fs::read(path).map_err(|cause| WeightsError::Read { path: path.to_owned(), cause })?;
     let format = |cause| WeightsError::Format { path: path.to_owned(), cause };
@@ -81,14 +108,8 @@ pub fn read_safetensors(path: &Path, prefix: &str) -> Result<Named, WeightsError
     let mut tensors = Named::new();
     for (name, view) in file.tensors() {
         let Some(name) = name.strip_prefix(prefix) else { continue };
-        let dtype = match view.dtype() {
-            safetensors::Dtype::F16 => DType::F16,
-            safetensors::Dtype::BF16 => DType::BF16,
-            safetensors::Dtype::F32 => DType::F32,
-            safetensors::Dtype::F64 => DType::F64,
-            other => {
-                return Err(WeightsError::Type { path: path.to_owned(), name: name.to_owned(), dtype: format!("{other:?}") });
-            }
+        let Some((_, dtype)) = TYPES.into_iter().find(|(stored, _)| *stored == view.dtype()) else {
+            return Err(WeightsError::Type { path: path.to_owned(), name: name.to_owned(), dtype: format!("{:?}", view.dtype()) });
         };
         let bytes = Bytes::from_bytes_vec(view.data().to_vec());
         tensors.insert(name.to_owned(), TensorData::from_bytes(bytes, view.shape().to_vec(), dtype));
@@ -96,21 +117,15 @@ pub fn read_safetensors(path: &Path, prefix: &str) -> Result<Named, WeightsError
     Ok(tensors)
 }
 
-/// Writes float `tensors` to the safetensors file `path`.
+/// Writes `tensors` to the safetensors file `path`.
 ///
 /// # Errors
-/// [`WeightsError`] when the file cannot be written or a tensor is not of floats.
+/// [`WeightsError`] when the file cannot be written or has no name for the type of a tensor.
 pub fn write_safetensors(path: &Path, tensors: &Named) -> Result<(), WeightsError> {
     let write = |cause| WeightsError::Write { path: path.to_owned(), cause };
     let view = |(name, data): (&String, &TensorData)| {
-        let dtype = match data.dtype {
-            DType::F16 => safetensors::Dtype::F16,
-            DType::BF16 => safetensors::Dtype::BF16,
-            DType::F32 => safetensors::Dtype::F32,
-            DType::F64 => safetensors::Dtype::F64,
-            other => {
-                return Err(WeightsError::Type { path: path.to_owned(), name: name.clone(), dtype: format!("{other:?}") });
-            }
+        let Some((dtype, _)) = TYPES.into_iter().find(|(_, held)| *held == data.dtype) else {
+            return Err(WeightsError::Type { path: path.to_owned(), name: name.clone(), dtype: format!("{:?}", data.dtype) });
         };
         let bytes = data.as_bytes().to_vec();
         Ok((name.clone(), (dtype, data.shape.to_vec(), bytes)))
@@ -127,7 +142,7 @@ pub fn write_safetensors(path: &Path, tensors: &Named) -> Result<(), WeightsErro
 /// names that the module lacks are ignored. Local: every rank gives the same.
 ///
 /// # Errors
-/// [`WeightsError`] when a trained tensor is missing or has another shape.
+/// [`WeightsError`] when a trained tensor is missing, or one has another shape or is not of floats.
 pub fn load<B: Backend, M: Module<B>>(module: M, tensors: &Named) -> Result<M, WeightsError> {
     let mut loader = Loader { tensors, place: Place::default(), error: None };
     let module = module.map(&mut loader);
@@ -140,6 +155,14 @@ pub fn collect<B: Backend, M: Module<B>>(module: &M) -> Named {
     let mut collector = Collector { named: Named::new(), place: Place::default() };
     module.visit(&mut collector);
     collector.named
+}
+
+/// The name of a tensor of `module`, running statistics included, that holds NaN or an infinity, if there is one. Of a
+/// module in training take `module.valid()`. Collective where a tensor is split.
+pub fn not_finite<B: Backend, M: Module<B>>(module: &M) -> Option<String> {
+    let mut search = Search { place: Place::default(), found: None };
+    module.visit(&mut search);
+    search.found
 }
 
 /// The gradient of every trained tensor of `module`. Collective where sums are pending or tensors split.
@@ -218,6 +241,10 @@ impl<B: Backend> ModuleMapper<B> for Loader<'_> {
         if transposed {
             expected.reverse();
         }
+        if !data.dtype.is_float() {
+            self.error.get_or_insert(WeightsError::NotFloats { name, dtype: data.dtype });
+            return param;
+        }
         if data.shape.to_vec() != expected {
             self.error.get_or_insert(WeightsError::Shape { name, expected, got: data.shape.to_vec() });
             return param;
@@ -246,6 +273,36 @@ impl<B: Backend> ModuleVisitor<B> for Collector {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         self.named.insert(self.place.name(), self.place.data(param.val()));
+    }
+}
+
+struct Search {
+    place: Place,
+    found: Option<String>,
+}
+
+impl<B: Backend> ModuleVisitor<B> for Search {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.place.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.place.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if self.found.is_none() && !is_finite(param.val()) {
+            self.found = Some(self.place.name());
+        }
+    }
+}
+
+/// Whether `tensor` holds neither NaN nor an infinity. Collective where it is split.
+pub fn is_finite<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> bool {
+    let data = tensor.into_data();
+    match data.as_slice::<f32>() {
+        Ok(values) => values.iter().all(|value| value.is_finite()),
+        Err(_) => data.iter::<f64>().all(f64::is_finite),
     }
 }
 
@@ -298,6 +355,51 @@ mod tests {
         let other = load(config.init::<B>(&Default::default()).unwrap(), &double).unwrap();
         assert!(other.fc[0].weight.val().is_require_grad());
         assert_eq!(collect(&other), double);
+    }
+
+    #[test]
+    fn a_state_dict_of_pytorch_loads_untouched() {
+        let config = CosmoFlowConfig::new(32).with_scale(16);
+        let want = collect(&config.init::<Flex>(&Default::default()).unwrap());
+        // As `safetensors.torch.save_file(model.state_dict(), ...)` of a wrapped module writes it: batch norms count.
+        type Entry = (String, safetensors::Dtype, Vec<usize>, Vec<u8>);
+        let float = |(name, data): (&String, &TensorData)| -> Entry {
+            (format!("module.{name}"), safetensors::Dtype::F32, data.shape.to_vec(), data.as_bytes().to_vec())
+        };
+        let counter =
+            |i: usize| (format!("module.bn.{i}.num_batches_tracked"), safetensors::Dtype::I64, vec![], 7i64.to_le_bytes().to_vec());
+        let mask = ("module.mask".to_owned(), safetensors::Dtype::BOOL, vec![3], vec![1, 0, 1]);
+        let entries: Vec<Entry> = want.iter().map(float).chain((0..7).map(counter)).chain([mask]).collect();
+        let views = entries
+            .iter()
+            .map(|(name, dtype, shape, bytes)| (name, safetensors::tensor::TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
+        let path = std::env::temp_dir().join(format!("burn-spatial-state-dict-{}.safetensors", std::process::id()));
+        safetensors::serialize_to_file(views, None, &path).unwrap();
+        let named = read_safetensors(&path, "module.");
+        let mut named = named.unwrap();
+        let loaded = load(config.init::<Flex>(&Default::default()).unwrap(), &named).unwrap();
+        assert_eq!(collect(&loaded), want);
+        assert_eq!(named["bn.3.num_batches_tracked"].iter::<i64>().collect::<Vec<_>>(), [7]);
+        write_safetensors(&path, &named).unwrap();
+        assert_eq!(read_safetensors(&path, "").unwrap(), named);
+        std::fs::remove_file(&path).unwrap();
+        named.insert("conv.0.weight".into(), TensorData::zeros::<i64, _>([1, 4, 3, 3, 3]));
+        let message = load(config.init::<Flex>(&Default::default()).unwrap(), &named).unwrap_err().to_string();
+        assert_eq!(message, "conv.0.weight is of floats, but weights of type I64 were given");
+    }
+
+    #[test]
+    fn what_is_not_finite_is_found() {
+        let model = CosmoFlowConfig::new(32).with_scale(16).init::<Flex>(&Default::default()).unwrap();
+        assert_eq!(not_finite(&model), None);
+        for (name, value) in [("conv.2.weight", f32::NAN), ("bn.1.running_var", f32::INFINITY)] {
+            let mut named = collect(&model);
+            let shape = named[name].shape.to_vec();
+            let mut values = vec![0.5; shape.iter().product()];
+            *values.last_mut().unwrap() = value;
+            named.insert(name.into(), TensorData::new(values, shape));
+            assert_eq!(not_finite(&load(model.clone(), &named).unwrap()).as_deref(), Some(name));
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Checks of a communicator, for any number of ranks. Every rank calls them in the same order; a failed one panics.
 
-use burn_spatial::comm::{Comm, CommError, Kind, ReduceOp, Request};
+use burn_spatial::comm::{Comm, CommError, Kind, ReduceOp, Request, broadcast_of};
 use burn_std::{BoolStore, DType, bf16, f16};
 
 type Check = (&'static str, fn(&Comm));
@@ -228,6 +228,8 @@ fn gathers(comm: &Comm) {
             assert!(all == if rank == root { expected.clone() } else { Vec::new() }, "{len} {root}");
             let ignored = if rank == root { bytes(root, len) } else { vec![9; 3] };
             assert!(comm.broadcast(root, ignored).unwrap() == bytes(root, len), "{len} {root}");
+            let made = broadcast_of(&**comm, root, |alive| alive.beat().map(|()| bytes(rank, len)).unwrap());
+            assert!(made.unwrap() == bytes(root, len), "{len} {root}");
         }
     }
 }

@@ -323,13 +323,14 @@ struct One<B: Backend> {
     p: Param<Tensor<B, 1>>,
 }
 
-/// Adam and AdamW, five steps each.
+/// Adam, plain, with an L2 penalty and with decoupled weight decay.
 pub fn adam(device: &Device) {
-    check(device, "adam", 2, |case, dtype| {
+    check(device, "adam", 4, |case, dtype| {
         let beta = |name| case.number(name);
         let decay = case.number("weight_decay");
-        assert!(decay == 0.0 || case.flag("decoupled"));
-        let adam = optim::Adam { beta_1: beta("beta1"), beta_2: beta("beta2"), epsilon: case.number("eps"), weight_decay: decay };
+        let (weight_decay, l2_penalty) = if case.flag("decoupled") { (decay, 0.0) } else { (0.0, decay) };
+        let (beta_1, beta_2, epsilon) = (beta("beta1"), beta("beta2"), case.number("eps"));
+        let adam = optim::Adam { beta_1, beta_2, epsilon, weight_decay, l2_penalty };
         let mut one = One::<B> { p: parameter(case, "p0", dtype, device) };
         let mut optimizer = adam.init();
         let gradients: Tensor<B, 2> = case.tensor("grads", dtype, device);
@@ -357,7 +358,7 @@ pub fn block(device: &Device) {
         let stride = [case.number("stride") as usize; 3];
         let conv = |x, w, stride| padded_conv3d(x, w, None, &ConvSpec { stride, padding: [(half, half); 3], ..Default::default() });
         let relu = LeakyReluConfig::new().with_negative_slope(case.number("slope")).init();
-        let pool = PoolSpec { kernel: [3; 3], stride: [2; 3], padding: [1; 3], count_include_pad: true, ceil: false, dilation: [1; 3] };
+        let pool = PoolSpec { stride: [2; 3], padding: [1; 3], ..PoolSpec::new([3; 3]) };
 
         let top = relu.forward(norm.forward(conv(x.clone(), w1.clone(), stride)));
         let low = if case.params["pool"] == "max" { max_pool3d(top.clone(), &pool).0 } else { avg_pool3d(top.clone(), &pool) };

@@ -8,6 +8,7 @@ pub mod e2e;
 pub mod fixtures;
 pub mod fixtures_loss;
 pub mod grid;
+pub mod half;
 pub mod layers;
 pub mod modules;
 pub mod npz;

@@ -73,6 +73,7 @@ macro_rules! programs {
         pub const PROGRAMS: &[Program] = &[
             $(Program { name: stringify!($name), run: $name },)*
             Program { name: "random_tensors_are_the_same_on_every_grid", run: random_tensors_are_the_same_on_every_grid },
+            Program { name: "random_integers_are_the_same_on_every_grid", run: random_integers_are_the_same_on_every_grid },
             Program { name: "other_float_types", run: other_float_types },
             Program { name: "uneven_shards_and_relayout", run: uneven_shards_and_relayout },
             Program { name: "reading_what_is_split_gives_every_rank_the_whole", run: reading_what_is_split_gives_every_rank_the_whole },
@@ -187,6 +188,24 @@ fn draw(device: &Device) -> TensorData {
 pub fn random_tensors_are_the_same_on_every_grid(device: &Device) {
     static ONE: LazyLock<TensorData> = LazyLock::new(|| agreed_on_grid(Grid::ONE, draw));
     draw(device).assert_eq(&ONE, true);
+}
+
+/// Integers of each distribution that meet a split volume.
+fn draw_integers(device: &Device) -> Vec<TensorData> {
+    S::seed(device, 43);
+    let x = place::split(Tensor::<S, 5>::from_data(volume(3), device)).int();
+    let all = [Distribution::Default, Distribution::Uniform(-5.0, 7.0), Distribution::Bernoulli(0.3), Distribution::Normal(2.0, 9.0)];
+    all.into_iter().map(|distribution| (x.clone() * 0 + Tensor::<S, 5, Int>::random(SHAPE, distribution, device)).into_data()).collect()
+}
+
+/// Random integers, too; the default distribution has Burn's range, 0 to 254.
+pub fn random_integers_are_the_same_on_every_grid(device: &Device) {
+    static ONE: LazyLock<Vec<TensorData>> = LazyLock::new(|| agreed_on_grid(Grid::ONE, draw_integers));
+    let drawn = draw_integers(device);
+    drawn.iter().zip(ONE.iter()).for_each(|(drawn, one)| drawn.assert_eq(one, true));
+    let default = drawn[0].clone().convert::<i64>().to_vec::<i64>().expect("integers");
+    assert!(default.iter().all(|v| (0..255).contains(v)));
+    assert!(default.iter().max() > Some(&200) && default.iter().min() < Some(&50));
 }
 
 /// Sums, products, an activation and a convolution with its gradients, each relative to the sum of what it adds up.

@@ -171,7 +171,8 @@ fn op(shape: [usize; 5]) -> impl Strategy<Value = Op> {
                 }
                 _ => {
                     let padding = std::array::from_fn(|i| padding[i].0.min(kernel[i] / 2));
-                    let spec = PoolSpec { kernel, stride, padding, dilation, count_include_pad: flag, ceil };
+                    let spec =
+                        PoolSpec { kernel, stride, padding, dilation, count_include_pad: flag, divisor: (out == 2).then_some(5), ceil };
                     spec.window(shape).ok().map(|_| if kind == 2 { Op::Average(spec) } else { Op::Maximum(spec) })
                 }
             }

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hasher};
 use burn_flex::FlexDevice;
 use burn_spatial::SpatialDevice;
 
-use crate::{burn_modules, fixtures_loss, grid, layers, modules, ops, planes, second_thread, windows};
+use crate::{burn_modules, fixtures_loss, grid, half, layers, modules, ops, planes, second_thread, windows};
 
 /// A rank's device.
 pub type Device = SpatialDevice<FlexDevice>;
@@ -29,6 +29,7 @@ pub fn programs() -> Vec<(String, Program)> {
         ("burn_modules", burn_modules::PROGRAMS),
         ("layers", layers::PROGRAMS),
         ("fixtures_loss", fixtures_loss::PROGRAMS),
+        ("half", half::PROGRAMS),
         ("second_thread", second_thread::PROGRAMS),
     ];
     modules.iter().flat_map(|(module, all)| all.iter().map(move |program| (format!("{module}::{}", program.name), *program))).collect()

@@ -49,6 +49,7 @@ burn_spatial_tests::on_threads! {
     constants,
     means_of_squares,
     random_tensors_are_the_same_on_every_grid,
+    random_integers_are_the_same_on_every_grid,
     other_float_types,
     uneven_shards_and_relayout,
     reading_what_is_split_gives_every_rank_the_whole,

@@ -185,6 +185,21 @@ impl Suite<'_> {
                 }
                 count.test(&format!("{way} of rank 1 of {ranks} ends the job"), result);
             }
+            let watched = |way: &str| {
+                let mut command = self.mpirun(ranks, "mpi_fail");
+                job::run(command.arg(way).env("BURN_SPATIAL_TIMEOUT", "2"), SOON * 3, Show::Nothing)
+            };
+            let outcome = watched("hang")?;
+            let found = outcome.stderr.iter().any(|line| line.contains("broadcast waited 2 s; ranks that did not arrive: [1]"));
+            let text = || format!("{}\n{}", how(&outcome), outcome.stderr.join("\n"));
+            count.test(
+                &format!("rank 1 of {ranks} hangs in its work and is found"),
+                ended(&outcome).and(found.then_some(()).ok_or_else(text)),
+            );
+            let outcome = watched("work")?;
+            let waited = outcome.success() && outcome.stdout.iter().filter(|line| *line == "6 s of work").count() == ranks;
+            let text = || format!("{}\n{}", how(&outcome), outcome.stderr.join("\n"));
+            count.test(&format!("long work of rank 1 of {ranks} is waited for"), waited.then_some(()).ok_or_else(text));
         }
         Ok(count)
     }

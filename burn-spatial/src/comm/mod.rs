@@ -4,8 +4,8 @@
 //! that name). Buffers are owned: they move into a request and come back from [`Request::wait`], which suits both.
 
 use std::fmt::{self, Debug, Display};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use burn_std::DType;
 
@@ -183,7 +183,7 @@ fn env_number(name: &str) -> Option<u64> {
     number
 }
 
-/// A group of ranks that exchange messages. Every method but `rank`, `size`, `abort`, `counters` and the two
+/// A group of ranks that exchange messages. Every method but `rank`, `size`, `timeout`, `abort`, `counters` and the two
 /// `start_` point-to-point calls is collective over the group, in program order.
 pub trait Communicator: Send + Sync + Debug {
     /// This process's number in the group.
@@ -191,6 +191,9 @@ pub trait Communicator: Send + Sync + Debug {
 
     /// How many ranks the group has.
     fn size(&self) -> usize;
+
+    /// How long a wait for others may last; `None` for ever.
+    fn timeout(&self) -> Option<Duration>;
 
     /// Starts to send `data` to `to`. Messages of the same pair and tag arrive in order. Any length, 0 included.
     fn start_send(&self, to: usize, tag: u16, data: Vec<u8>) -> Result<Box<dyn Request>, CommError>;
@@ -227,6 +230,69 @@ pub trait Communicator: Send + Sync + Debug {
     /// [`Communicator::start_all_reduce`] and its wait.
     fn all_reduce(&self, data: Vec<u8>, dtype: DType, op: ReduceOp) -> Result<Vec<u8>, CommError> {
         self.start_all_reduce(data, dtype, op)?.wait()
+    }
+}
+
+/// A mutex whose data are whole even where a thread panicked that held it: that another rank failed is told elsewhere.
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The signs of life of a rank that works alone while the others wait for it: see [`broadcast_of`].
+pub struct Alive<'a> {
+    comm: &'a dyn Communicator,
+    /// Time between two signs; `None` where nobody needs them.
+    every: Option<Duration>,
+    last: Instant,
+    failed: Option<CommError>,
+}
+
+/// At the end of what [`broadcast_of`] sends: a sign of life, or the result.
+const SIGN: u8 = 0;
+const RESULT: u8 = 1;
+
+impl<'a> Alive<'a> {
+    fn new(comm: &'a dyn Communicator) -> Self {
+        let every = comm.timeout().filter(|_| comm.size() > 1).map(|timeout| timeout / 8);
+        Alive { comm, every, last: Instant::now(), failed: None }
+    }
+
+    /// Tells the others that the work goes on. Cheap: a sign is sent where an eighth of the watchdog's time has passed
+    /// since the last one. To be called after every part of the work, so that work which hangs is found out.
+    ///
+    /// # Errors
+    /// [`CommError`] when the job has failed meanwhile: the work is then for nobody.
+    pub fn beat(&mut self) -> Result<(), CommError> {
+        if self.failed.is_none() && self.every.is_some_and(|every| self.last.elapsed() >= every) {
+            self.failed = self.comm.broadcast(self.comm.rank(), vec![SIGN]).err();
+            self.last = Instant::now();
+        }
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+}
+
+/// What `work` makes on `root`, on every rank. Collective.
+///
+/// The others wait as long as `work` gives signs of life: the watchdog's time is that between two of them, whatever the
+/// work takes as a whole. Each is a broadcast of one byte; short work sends none.
+///
+/// # Errors
+/// [`CommError::Timeout`] on the others when the last sign is too long ago, and what [`Communicator::broadcast`] returns.
+pub fn broadcast_of(comm: &dyn Communicator, root: usize, work: impl FnOnce(&mut Alive<'_>) -> Vec<u8>) -> Result<Vec<u8>, CommError> {
+    let mut bytes = Vec::new();
+    if comm.rank() == root {
+        let mut alive = Alive::new(comm);
+        bytes = work(&mut alive);
+        bytes.push(RESULT);
+        if let Some(error) = alive.failed {
+            return Err(error);
+        }
+    }
+    loop {
+        bytes = comm.broadcast(root, bytes)?;
+        if bytes.pop() == Some(RESULT) {
+            return Ok(bytes);
+        }
     }
 }
 

@@ -7,12 +7,14 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use burn_std::DType;
 
-use super::{Comm, CommCounters, CommError, Communicator, Kind, ReduceOp, Request, Signature, reduce, timeout_from_env, without_rank};
+use super::{
+    Comm, CommCounters, CommError, Communicator, Kind, ReduceOp, Request, Signature, lock, reduce, timeout_from_env, without_rank,
+};
 
 /// The communicators of `n` thread ranks, in rank order. Hand one to each thread.
 ///
@@ -53,11 +55,6 @@ impl World {
     pub(crate) fn poison(&self) -> Option<(usize, String)> {
         self.poison.get().cloned()
     }
-}
-
-/// A lock that survives the panic of another rank: the poison of the world tells of that.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Group {
@@ -267,6 +264,10 @@ impl Communicator for ThreadComm {
         self.group.members.len()
     }
 
+    fn timeout(&self) -> Option<Duration> {
+        self.group.world.timeout
+    }
+
     fn start_send(&self, to: usize, tag: u16, data: Vec<u8>) -> Result<Box<dyn Request>, CommError> {
         self.check_peer(to)?;
         self.group.poisoned()?;
@@ -471,6 +472,7 @@ impl Request for AllReduce {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Alive, broadcast_of};
     use super::*;
     use std::thread;
 
@@ -573,6 +575,54 @@ mod tests {
         }
         let text = comms[0].gather(0, &[]).unwrap_err().to_string();
         assert_eq!(text, "rank 0: gather waited 0 s; ranks that did not arrive: [2]");
+    }
+
+    /// Rank 1 of three works for ten times the watchdog's time in steps of `step`; what all have of it.
+    fn long_work(step: Duration) -> Vec<Result<Vec<u8>, CommError>> {
+        const TIMEOUT: Duration = Duration::from_millis(200);
+        let (_, comms) = build(3, Some(TIMEOUT));
+        let work = |alive: &mut Alive<'_>| {
+            let start = Instant::now();
+            while start.elapsed() < TIMEOUT * 10 {
+                thread::sleep(step);
+                if alive.beat().is_err() {
+                    break;
+                }
+            }
+            vec![7, 8]
+        };
+        thread::scope(|scope| {
+            let handles: Vec<_> = comms.iter().map(|comm| scope.spawn(move || broadcast_of(&**comm, 1, work))).collect();
+            handles.into_iter().map(|handle| handle.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn long_work_is_waited_for_as_long_as_it_gives_signs_of_life() {
+        for bytes in long_work(Duration::from_millis(10)) {
+            assert_eq!(bytes.unwrap(), [7, 8]);
+        }
+        // Work that hangs is found out, by all who wait.
+        let results = long_work(Duration::from_secs(2));
+        for rank in [0, 2] {
+            match results[rank].as_ref().unwrap_err() {
+                CommError::Timeout { rank: waiting, op: "broadcast", missing, .. } => {
+                    assert_eq!((*waiting, &missing[..]), (rank, &[1][..]))
+                }
+                other => panic!("{other}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_rank_that_dies_in_its_work_ends_all() {
+        let result = crate::launch::threads(3, |comm| {
+            broadcast_of(&*comm, 2, |alive| {
+                alive.beat().unwrap();
+                panic!("the file system is gone")
+            })
+        });
+        assert_eq!(result.unwrap_err().to_string(), "rank 2: the file system is gone");
     }
 
     #[test]

@@ -8,8 +8,8 @@ use std::any::{Any, TypeId};
 use std::ops::Range;
 
 use crate::comm::{Comm, CommError};
-use crate::kind::{Float, Int, Kind};
-use crate::stats::copied;
+use crate::copies::copied;
+use crate::kind::{Float, Int, Kind, accumulator, wide};
 use crate::trace::timed;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, Slice, TensorMetadata};
@@ -18,85 +18,10 @@ use burn_std::Shape;
 
 mod cpu;
 pub mod generic;
-mod taps;
 
+pub use crate::window::{Count, Position, Taps, Window, WindowAxis};
 pub use cpu::Arithmetic;
 pub(crate) use cpu::norm::Moments;
-pub use taps::{Position, Taps};
-
-/// One axis of a window operation on a block. Tap `t` of output `o` reads input `o * stride + t * dilation - offset`;
-/// what lies outside `0..input` is padding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct WindowAxis {
-    /// Extent of the input block.
-    pub input: usize,
-    /// Extent of the output block.
-    pub output: usize,
-    /// Taps.
-    pub kernel: usize,
-    /// Step between outputs.
-    pub stride: usize,
-    /// Step between taps.
-    pub dilation: usize,
-    /// How far the first window starts before the block; negative when it starts inside.
-    pub offset: isize,
-}
-
-impl WindowAxis {
-    /// Inputs from the first to the last one read, padding included.
-    pub fn span(&self) -> usize {
-        self.output.saturating_sub(1) * self.stride + (self.kernel - 1) * self.dilation + 1
-    }
-}
-
-/// Depth, height and width.
-pub type Window = [WindowAxis; 3];
-
-/// What an average divides by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Count {
-    /// The number of taps before these positions of the block, where the padding behind it ends.
-    Padded([isize; 3]),
-    /// The number of taps at positions of the block from the first up to before the second.
-    Between([[isize; 2]; 3]),
-    /// The number of taps that read inside the input block.
-    Inside,
-}
-
-impl Count {
-    /// Taps in a volume of `extents` and in `padding` around it are counted; the block starts at `origin` of the volume.
-    pub fn padded(padding: [usize; 3], origin: [isize; 3], extents: [usize; 3]) -> Count {
-        Count::Padded(std::array::from_fn(|i| (extents[i] + padding[i]) as isize - origin[i]))
-    }
-
-    /// The same for a box of the block that starts at `start`.
-    pub(crate) fn from(self, start: [usize; 3]) -> Count {
-        match self {
-            Count::Padded(ends) => Count::Padded(std::array::from_fn(|i| ends[i] - start[i] as isize)),
-            Count::Between(ranges) => Count::Between(std::array::from_fn(|i| ranges[i].map(|end| end - start[i] as isize))),
-            Count::Inside => Count::Inside,
-        }
-    }
-
-    /// The same for a box of the block of `window` that starts at `start` and lacks some of what its outputs read.
-    pub(crate) fn within(self, window: &Window, start: [usize; 3]) -> Count {
-        match self {
-            Count::Inside => Count::Between(window.map(|axis| [0, axis.input as isize])).from(start),
-            count => count.from(start),
-        }
-    }
-
-    /// How many taps of output `o` along axis `i` of a window are counted; 1 where there are none.
-    pub(crate) fn of(self, i: usize, axis: &WindowAxis, o: usize) -> usize {
-        let start = (o * axis.stride) as isize - axis.offset;
-        let counted = match self {
-            Count::Padded(ends) => isize::MIN..ends[i],
-            Count::Between(ranges) => ranges[i][0]..ranges[i][1],
-            Count::Inside => 0..axis.input as isize,
-        };
-        (0..axis.kernel).filter(|t| counted.contains(&(start + (t * axis.dilation) as isize))).count().max(1)
-    }
-}
 
 /// The instructions the CPU kernels use: `avx512`, `avx2` or `portable`.
 pub fn instructions() -> &'static str {
@@ -172,6 +97,11 @@ macro_rules! typed {
             }
         }
     };
+}
+
+/// Whether sums of `dtype` are made in another type.
+fn sums_widely(dtype: DType) -> bool {
+    accumulator(dtype) != dtype
 }
 
 fn inputs(window: &Window) -> [usize; 3] {
@@ -516,6 +446,9 @@ pub(crate) fn avg_pool3d_part<B: Backend>(
     count: Count,
 ) -> FloatTensor<B> {
     timed!(KERNEL, "avg_pool3d");
+    if sums_widely(x[0].1.dtype()) {
+        return put::<B, Float>(out, at, wide::<B>(only::<B>(x), |x| avg_pool3d::<B>(x, window, count)));
+    }
     let (Some(boxes), Some(_)) = (flex_slabs::<B>(x), flex(&out)) else {
         return put::<B, Float>(out, at, generic::avg_pool3d::<B>(only::<B>(x), window, count));
     };
@@ -531,6 +464,9 @@ pub(crate) fn avg_pool3d_part<B: Backend>(
 /// The gradient of [`avg_pool3d`]: grad `[N, C, out..]` -> `[N, C, in..]`.
 pub fn avg_pool3d_grad<B: Backend>(grad: FloatTensor<B>, window: &Window, count: Count) -> FloatTensor<B> {
     timed!(KERNEL, "avg_pool3d_grad");
+    if sums_widely(grad.dtype()) {
+        return wide::<B>(grad, |grad| avg_pool3d_grad::<B>(grad, window, count));
+    }
     let Some(fg) = flex(&grad) else { return generic::avg_pool3d_grad::<B>(grad, window, count) };
     let shape = with_extents(grad.shape()[0], grad.shape()[1], inputs(window));
     primitive(typed!(fg, T => cpu::tensor(cpu::average_grad::<T>(cpu::Isa::get(), cpu::slice(&fg), window, count), shape)))
@@ -546,6 +482,9 @@ pub fn resample<B: Backend>(x: FloatTensor<B>, taps: &[Taps; 3]) -> FloatTensor<
 /// [`resample`] of a part of the outputs: written at voxel `at`.
 pub(crate) fn resample_part<B: Backend>(out: FloatTensor<B>, at: [usize; 3], x: FloatTensor<B>, taps: &[Taps; 3]) -> FloatTensor<B> {
     timed!(KERNEL, "resample");
+    if sums_widely(x.dtype()) {
+        return put::<B, Float>(out, at, wide::<B>(x, |x| resample::<B>(x, taps)));
+    }
     let axes: Vec<usize> = (0..3).filter(|i| !taps[*i].is_identity()).collect();
     let Some((last, others)) = axes.split_last() else { return put::<B, Float>(out, at, x) };
     let along = |out: FloatTensor<B>, at: [usize; 3], x: FloatTensor<B>, axis: usize| {
@@ -572,6 +511,9 @@ pub(crate) fn resample_part<B: Backend>(out: FloatTensor<B>, at: [usize; 3], x: 
 /// The gradient of [`resample`]: grad `[N, C, out..]` -> `[N, C, in..]`.
 pub fn resample_grad<B: Backend>(grad: FloatTensor<B>, taps: &[Taps; 3]) -> FloatTensor<B> {
     timed!(KERNEL, "resample_grad");
+    if sums_widely(grad.dtype()) {
+        return wide::<B>(grad, |grad| resample_grad::<B>(grad, taps));
+    }
     (0..3).rev().filter(|i| !taps[*i].is_identity()).fold(grad, |grad, i| {
         let Some(fg) = flex(&grad) else { return generic::resample_grad::<B>(grad, i, &taps[i]) };
         let mut shape: [usize; 5] = grad.shape().dims();

@@ -11,9 +11,11 @@ use burn_std::Shape;
 
 use crate::mesh::{AxisSet, Grid, MeshAxis};
 
+mod need;
 mod reshape;
 mod unify;
 
+pub use need::{AxisNeed, Piece};
 pub use reshape::Blocked;
 pub(crate) use reshape::refine;
 pub use unify::unify;
@@ -34,13 +36,46 @@ pub enum Storage {
     Uniform,
 }
 
-/// A factor of a dimension, of extent 2 or more (or 0).
+/// A factor of a dimension.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Axis {
-    /// Global extent.
-    pub extent: usize,
-    /// How it is stored.
-    pub storage: Storage,
+    pub(crate) extent: usize,
+    pub(crate) storage: Storage,
+}
+
+/// Why axes make no layout.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    /// Shard boundaries that do not rise from 0.
+    #[error("shard boundaries {offsets:?} along the {mesh}: they start with 0 and rise, for no shard is empty")]
+    Offsets {
+        /// The mesh axis that should split.
+        mesh: MeshAxis,
+        /// What was given.
+        offsets: Vec<usize>,
+    },
+    /// One mesh axis for two axes of a tensor.
+    #[error("the {mesh} of the grid splits dimensions {first} and {second}: it can split one")]
+    Twice {
+        /// The mesh axis.
+        mesh: MeshAxis,
+        /// The dimension that it splits first.
+        first: usize,
+        /// The other dimension, or the same.
+        second: usize,
+    },
+    /// A layout for another number of ranks.
+    #[error("{layout} has {shards} shards along the {mesh}, but the grid has {ranks} ranks there")]
+    Ranks {
+        /// The layout, as printed.
+        layout: String,
+        /// The mesh axis.
+        mesh: MeshAxis,
+        /// Shards that the layout has.
+        shards: usize,
+        /// Ranks that the grid has.
+        ranks: usize,
+    },
 }
 
 impl Axis {
@@ -54,10 +89,32 @@ impl Axis {
         Axis { extent, storage: if extent == 0 { Storage::Full } else { Storage::Uniform } }
     }
 
-    /// An axis split at `offsets`.
-    pub fn split(mesh: MeshAxis, offsets: impl Into<Arc<[usize]>>) -> Axis {
+    /// An axis split at `offsets`: 0 first, the extent last, rising.
+    pub fn try_split(mesh: MeshAxis, offsets: impl Into<Arc<[usize]>>) -> Result<Axis, LayoutError> {
         let offsets = offsets.into();
-        Axis { extent: *offsets.last().expect("offsets end with the extent"), storage: Storage::Split { mesh, offsets } }
+        let rising = offsets.len() >= 2 && offsets[0] == 0 && offsets.windows(2).all(|o| o[0] < o[1]);
+        if !rising {
+            return Err(LayoutError::Offsets { mesh, offsets: offsets.to_vec() });
+        }
+        Ok(Axis { extent: offsets[offsets.len() - 1], storage: Storage::Split { mesh, offsets } })
+    }
+
+    /// [`Axis::try_split`] at offsets that are known to be right.
+    ///
+    /// # Panics
+    /// If they are not.
+    pub fn split(mesh: MeshAxis, offsets: impl Into<Arc<[usize]>>) -> Axis {
+        Axis::try_split(mesh, offsets).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Global extent.
+    pub fn extent(&self) -> usize {
+        self.extent
+    }
+
+    /// How it is stored.
+    pub fn storage(&self) -> &Storage {
+        &self.storage
     }
 
     /// The mesh axis and the offsets, where it is split.
@@ -103,13 +160,42 @@ pub fn balanced_offsets(extent: usize, ranks: usize) -> Vec<usize> {
 pub struct Layout {
     dims: Vec<Vec<Axis>>,
     /// Mesh axes over which local values still have to be summed.
-    pub pending: AxisSet,
+    pending: AxisSet,
 }
 
 impl Layout {
-    /// From the axes of each dimension. Extent-1 axes are dropped, neighbours of one kind fused.
-    pub fn new(dims: Vec<Vec<Axis>>) -> Layout {
-        Layout { dims: dims.into_iter().map(normalize).collect(), pending: AxisSet::EMPTY }
+    /// From the axes of each dimension. Extent-1 axes are dropped, neighbours of one kind fused. An error where a mesh axis
+    /// splits twice.
+    pub fn try_new(dims: Vec<Vec<Axis>>) -> Result<Layout, LayoutError> {
+        let dims: Vec<Vec<Axis>> = dims.into_iter().map(normalize).collect();
+        let mut splits: [Option<usize>; 4] = [None; 4];
+        for (dim, axes) in dims.iter().enumerate() {
+            for (mesh, _) in axes.iter().filter_map(Axis::as_split) {
+                if let Some(first) = splits[mesh.index()].replace(dim) {
+                    return Err(LayoutError::Twice { mesh, first, second: dim });
+                }
+            }
+        }
+        Ok(Layout { dims, pending: AxisSet::EMPTY })
+    }
+
+    /// [`Layout::try_new`] of axes that are known to be right.
+    ///
+    /// # Panics
+    /// If they are not.
+    pub(crate) fn new(dims: Vec<Vec<Axis>>) -> Layout {
+        Layout::try_new(dims).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// An error unless every split has a shard for each rank of `grid` along its mesh axis.
+    pub fn check(&self, grid: Grid) -> Result<(), LayoutError> {
+        for (mesh, offsets) in self.axes().filter_map(Axis::as_split) {
+            let (shards, ranks) = (offsets.len() - 1, grid.size(mesh));
+            if shards != ranks {
+                return Err(LayoutError::Ranks { layout: self.to_string(), mesh, shards, ranks });
+            }
+        }
+        Ok(())
     }
 
     /// Whole on every rank.
@@ -157,16 +243,29 @@ impl Layout {
     }
 
     /// This layout with the axes of dimension `dim` replaced.
+    ///
+    /// # Panics
+    /// If a mesh axis would split twice.
     pub fn with_dim(&self, dim: usize, axes: Vec<Axis>) -> Layout {
-        let mut layout = self.clone();
-        layout.dims[dim] = normalize(axes);
-        layout
+        let mut dims = self.dims.clone();
+        dims[dim] = axes;
+        Layout::new(dims).with_pending(self.pending)
+    }
+
+    /// The mesh axes over which local values still have to be summed. Only operations make such layouts.
+    pub fn pending(&self) -> AxisSet {
+        self.pending
     }
 
     /// This layout with `pending` mesh axes.
-    pub fn with_pending(mut self, pending: AxisSet) -> Layout {
+    pub(crate) fn with_pending(mut self, pending: AxisSet) -> Layout {
         self.pending = pending;
         self
+    }
+
+    /// This layout once its pending sums are made.
+    pub(crate) fn summed(&self) -> Layout {
+        self.clone().with_pending(AxisSet::EMPTY)
     }
 
     /// Number of dimensions.
@@ -316,6 +415,22 @@ mod tests {
         let flat = ((starts[0] * 2048 + starts[1]) * 2048 + starts[2]) * 2048 + starts[3];
         assert_eq!(flat, 416_613_925_888);
         assert!(flat > u32::MAX as usize);
+    }
+
+    #[test]
+    fn axes_that_make_no_layout_are_refused() {
+        let depth = |offsets: &[usize]| Axis::try_split(MeshAxis::Depth, offsets).map_err(|error| error.to_string());
+        for offsets in [&[][..], &[0], &[1, 2], &[0, 3, 2], &[0, 2, 2]] {
+            let message = depth(offsets).unwrap_err();
+            assert_eq!(message, format!("shard boundaries {offsets:?} along the depth: they start with 0 and rise, for no shard is empty"));
+        }
+        let axis = depth(&[0, 2, 4]).unwrap();
+        let twice = Layout::try_new(vec![vec![axis.clone()], vec![Axis::full(3)], vec![axis.clone()]]).unwrap_err();
+        assert_eq!(twice.to_string(), "the depth of the grid splits dimensions 0 and 2: it can split one");
+        let layout = Layout::try_new(vec![vec![axis]]).unwrap();
+        assert!(layout.check(Grid([1, 2, 1, 1])).is_ok());
+        let other = layout.check(Grid([1, 3, 1, 1])).unwrap_err();
+        assert_eq!(other.to_string(), "[4d(2|2)] has 2 shards along the depth, but the grid has 3 ranks there");
     }
 
     #[test]

@@ -25,20 +25,17 @@ pub(crate) fn cut(axis: &Axis, outer: usize) -> Option<(Axis, Axis)> {
 }
 
 impl Layout {
-    /// The layout of the tensor reshaped to `shape`: axes are merged, or cut at axis boundaries, and no element moves.
+    /// The layout of the tensor reshaped to `shape`: axes are merged, or cut at axis boundaries, and no element moves. What
+    /// blocks it is never a full axis, so that making blocked axes full comes to an end.
     pub fn reshape(&self, shape: &[usize]) -> Result<Layout, Blocked> {
         if shape.contains(&0) {
             return Ok(Layout::full(shape));
         }
-        // (axis, its position in self.axes()); fused neighbours keep the first position.
+        // (axis, its position in self.axes()), from the last to the first.
         let mut rest: Vec<(Axis, usize)> = Vec::new();
-        for (i, axis) in self.axes().enumerate() {
-            match rest.last_mut() {
-                Some((last, _)) if last.storage == axis.storage && axis.as_split().is_none() => last.extent *= axis.extent,
-                _ => rest.push((axis.clone(), i)),
-            }
+        for (i, axis) in self.axes().enumerate().collect::<Vec<_>>().into_iter().rev() {
+            put_before(&mut rest, axis.clone(), i);
         }
-        rest.reverse();
         let mut dims = Vec::with_capacity(shape.len());
         for n in shape {
             let mut missing = *n;
@@ -51,7 +48,8 @@ impl Layout {
                 } else if axis.extent % missing == 0 {
                     let (outer, inner) = cut(&axis, missing).ok_or(Blocked { axis: position })?;
                     axes.push(outer);
-                    rest.push((inner, position));
+                    // What a split axis leaves is full, and may lie before another full one.
+                    put_before(&mut rest, inner, position);
                     missing = 1;
                 } else if axis.storage != Storage::Full {
                     return Err(Blocked { axis: position });
@@ -64,6 +62,17 @@ impl Layout {
             dims.push(normalize(axes));
         }
         Ok(Layout { dims, pending: self.pending })
+    }
+}
+
+/// Puts `axis` before those of `rest`, which are in reverse order; neighbours of one kind are one axis.
+fn put_before(rest: &mut Vec<(Axis, usize)>, axis: Axis, position: usize) {
+    match rest.last_mut() {
+        Some((next, at)) if next.storage == axis.storage && axis.as_split().is_none() => {
+            next.extent *= axis.extent;
+            *at = position;
+        }
+        _ => rest.push((axis, position)),
     }
 }
 

@@ -12,9 +12,9 @@ mod pool;
 mod upsample;
 mod window;
 
+pub use crate::window::{ConvSpec, PaddingMode, PoolSpec, SpecError, UpsampleMode, UpsampleSpec, same_padding};
 pub use conv::{PaddedConv3d, PaddedConv3dConfig, PaddedConv3dRecord, Padding3d, activated_conv3d, padded_conv3d};
 pub use norm::{NormBackend, NormSpec, batch_norm};
 pub use pool::{AvgPool3d, AvgPool3dConfig, MaxPool3d, MaxPool3dConfig, avg_pool3d, max_pool3d};
 pub use upsample::{Upsample3d, Upsample3dConfig, upsample3d};
-pub(crate) use window::AXES;
-pub use window::{ConvSpec, PaddingMode, PoolSpec, SpecError, UpsampleMode, UpsampleSpec, WindowBackend, same_padding, whole_volume};
+pub use window::{WindowBackend, whole_volume};

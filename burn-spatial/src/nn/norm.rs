@@ -11,6 +11,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, Scalar, Shape, Slice, TensorMetadata};
 
 use crate::kernels::{self, Channels};
+use crate::kind::{Float, Kind, wide};
 
 /// What is done behind the statistics.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,7 +26,8 @@ pub struct NormSpec {
 /// backend that splits volumes every method is collective, and statistics are those of the whole batch and volume.
 pub trait NormBackend: Backend {
     /// `activation((x - mean) / sqrt(var + epsilon) * gamma + beta)` with x's own mean and variance (that of the
-    /// population, as in normalising), and these two, which carry no gradient.
+    /// population, as in normalising), and these two, which carry no gradient. Half precision is normalised in single, of
+    /// which the statistics are then.
     fn batch_norm(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
@@ -75,8 +77,10 @@ pub fn batch_norm<B: NormBackend>(norm: &BatchNorm<B>, x: Tensor<B, 5>, slope: f
     let (y, [mean, var]) = B::batch_norm(x, gamma, beta, spec);
     for (running, own) in [(&norm.running_mean, mean), (&norm.running_var, var)] {
         let own = Tensor::<B, 1>::from_primitive(TensorPrimitive::Float(own));
-        let old = running.value_sync().to_device(&device).mul_scalar(1.0 - norm.momentum);
-        running.update(old.add(own.mul_scalar(norm.momentum)).detach());
+        let old = running.value_sync().to_device(&device);
+        let dtype = old.dtype();
+        let new = old.cast(own.dtype()).mul_scalar(1.0 - norm.momentum).add(own.mul_scalar(norm.momentum));
+        running.update(new.cast(dtype).detach());
     }
     wrap(y)
 }
@@ -100,10 +104,13 @@ pub(crate) fn of_block<B: Backend>(
     n: usize,
     combine: impl FnOnce([FloatTensor<B>; 2]) -> [FloatTensor<B>; 2],
 ) -> (FloatTensor<B>, [FloatTensor<B>; 2]) {
+    let dtype = x.dtype();
+    let [x, gamma, beta] = [x, gamma, beta].map(<Float as Kind<B>>::widened);
     let (mean, m2) = kernels::channel_moments::<B>(x.clone());
     let [mean, m2] = combine([mean, m2]);
     let statistics = [mean, B::float_div_scalar(m2, Scalar::Float(n as f64))];
-    (kernels::channel_norm::<B>(x, &channels::<B>(statistics.clone(), gamma, beta, spec)), statistics)
+    let y = kernels::channel_norm::<B>(x, &channels::<B>(statistics.clone(), gamma, beta, spec));
+    (<Float as Kind<B>>::cast(y, dtype), statistics)
 }
 
 /// [`NormBackend::batch_norm_grad`] of this rank's block, as [`of_block`]; `reduce` sums over the ranks that hold the
@@ -119,6 +126,9 @@ pub(crate) fn grad_of_block<B: Backend>(
     n: usize,
     reduce: impl Fn(FloatTensor<B>) -> FloatTensor<B>,
 ) -> [FloatTensor<B>; 3] {
+    let dtypes = [x.dtype(), gamma.dtype(), beta.dtype()];
+    let [x, gamma, beta, grad] = [x, gamma, beta, grad].map(<Float as Kind<B>>::widened);
+    let statistics = statistics.map(<Float as Kind<B>>::widened);
     let inverse = inverse::<B>(statistics[1].clone(), spec.epsilon);
     let channels = channels::<B>(statistics, gamma, beta, spec);
     let (sum, dot) = kernels::channel_grad_sums::<B>(x.clone(), grad.clone(), &channels);
@@ -130,7 +140,9 @@ pub(crate) fn grad_of_block<B: Backend>(
     let over = |t| B::float_div_scalar(t, Scalar::Float(n as f64));
     let b = over(B::float_mul(gamma_grad.clone(), inverse));
     let x_grad = kernels::channel_grad::<B>(x, grad, &channels, over(sum.clone()), b);
-    [x_grad, gamma_grad, sum]
+    let [x_dtype, gamma_dtype, beta_dtype] = dtypes;
+    let cast = <Float as Kind<B>>::cast;
+    [cast(x_grad, x_dtype), cast(gamma_grad, gamma_dtype), cast(sum, beta_dtype)]
 }
 
 /// [`NormBackend::given_norm`] of a block.
@@ -141,7 +153,9 @@ pub(crate) fn given_of_block<B: Backend>(
     beta: FloatTensor<B>,
     spec: NormSpec,
 ) -> FloatTensor<B> {
-    kernels::channel_norm::<B>(x, &channels::<B>(statistics, gamma, beta, spec))
+    let statistics = statistics.map(<Float as Kind<B>>::widened);
+    let [gamma, beta] = [gamma, beta].map(<Float as Kind<B>>::widened);
+    wide::<B>(x, |x| kernels::channel_norm::<B>(x, &channels::<B>(statistics, gamma, beta, spec)))
 }
 
 /// Elements of one channel of the whole batch.

@@ -4,8 +4,9 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, Shape, Slice, TensorMetadata};
 
 use super::{ConvSpec, PaddingMode, PoolSpec, UpsampleSpec};
-use crate::halo::pieces;
 use crate::kernels::{self, Window};
+use crate::kind::wide;
+use crate::window::pieces;
 
 /// Implements [`WindowBackend`](super::WindowBackend) for a backend whose tensors are whole.
 macro_rules! plain_window_backend {
@@ -181,8 +182,10 @@ pub fn conv3d_weight_grad<B: Backend>(
 /// See [`WindowBackend::conv3d_padded_bias_grad`](super::WindowBackend::conv3d_padded_bias_grad).
 pub fn conv3d_bias_grad<B: Backend>(grad: FloatTensor<B>) -> FloatTensor<B> {
     let [n, c, d, h, w] = grad.shape().dims();
-    let grad = B::float_sum_dim(B::float_reshape(grad, Shape::from([n, c, d * h * w])), 2);
-    B::float_reshape(B::float_sum_dim(grad, 0), Shape::from([c]))
+    wide::<B>(grad, |grad| {
+        let grad = B::float_sum_dim(B::float_reshape(grad, Shape::from([n, c, d * h * w])), 2);
+        B::float_reshape(B::float_sum_dim(grad, 0), Shape::from([c]))
+    })
 }
 
 /// See [`WindowBackend::max_pool3d`](super::WindowBackend::max_pool3d).
@@ -200,13 +203,13 @@ pub fn max_pool3d_grad<B: Backend>(x: [usize; 5], grad: FloatTensor<B>, indices:
 /// See [`WindowBackend::avg_pool3d`](super::WindowBackend::avg_pool3d).
 pub fn avg_pool3d<B: Backend>(x: FloatTensor<B>, spec: &PoolSpec) -> FloatTensor<B> {
     let window = pool_window(x.shape().dims(), spec);
-    let count = spec.count([0; 3], window.map(|a| a.input));
+    let count = spec.count(window.map(|a| a.input));
     kernels::avg_pool3d::<B>(x, &window, count)
 }
 
 /// See [`WindowBackend::avg_pool3d_grad`](super::WindowBackend::avg_pool3d_grad).
 pub fn avg_pool3d_grad<B: Backend>(x: [usize; 5], grad: FloatTensor<B>, spec: &PoolSpec) -> FloatTensor<B> {
     let window = pool_window(x, spec);
-    let count = spec.count([0; 3], window.map(|a| a.input));
+    let count = spec.count(window.map(|a| a.input));
     kernels::avg_pool3d_grad::<B>(grad, &window, count)
 }

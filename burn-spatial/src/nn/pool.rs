@@ -86,6 +86,7 @@ impl MaxPool3d {
             padding: self.padding,
             dilation: self.dilation,
             count_include_pad: false,
+            divisor: None,
             ceil: self.ceil_mode,
         }
     }
@@ -114,6 +115,8 @@ pub struct AvgPool3dConfig {
     /// Whether the mean counts the padding.
     #[config(default = "true")]
     pub count_include_pad: bool,
+    /// What the sum of a window is divided by, instead of the number of voxels counted.
+    pub divisor_override: Option<usize>,
     /// Whether the number of outputs is rounded up; see [`PoolSpec::ceil`].
     #[config(default = "false")]
     pub ceil_mode: bool,
@@ -130,6 +133,9 @@ pub struct AvgPool3d {
     pub padding: [usize; 3],
     /// Whether the mean counts the padding.
     pub count_include_pad: bool,
+    /// What the sum of a window is divided by, instead of the number of voxels counted.
+    #[module(skip)]
+    pub divisor_override: Option<usize>,
     /// Whether the number of outputs is rounded up.
     pub ceil_mode: bool,
 }
@@ -138,13 +144,14 @@ impl AvgPool3dConfig {
     /// The module.
     ///
     /// # Panics
-    /// On a zero kernel or stride and on padding of more than half the kernel.
+    /// On a zero kernel, stride or divisor and on padding of more than half the kernel.
     pub fn init(&self) -> AvgPool3d {
         let pool = AvgPool3d {
             kernel_size: self.kernel_size,
             stride: self.strides,
             padding: self.padding,
             count_include_pad: self.count_include_pad,
+            divisor_override: self.divisor_override,
             ceil_mode: self.ceil_mode,
         };
         pool.spec().check().unwrap_or_else(|e| panic!("AvgPool3d: {e}"));
@@ -160,6 +167,7 @@ impl AvgPool3d {
             padding: self.padding,
             dilation: [1; 3],
             count_include_pad: self.count_include_pad,
+            divisor: self.divisor_override,
             ceil: self.ceil_mode,
         }
     }

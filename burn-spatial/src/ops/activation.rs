@@ -1,7 +1,7 @@
-//! Activations: element-wise, with the inner backend's own kernels. Softmax and its like keep Burn's bodies, which are
-//! made of reductions and element-wise operations.
+//! Activations: element-wise, with the inner backend's own kernels. Softmax and its like are made of reductions and
+//! element-wise operations, as in Burn's bodies, in the type in which sums are made.
 
-use burn_backend::ops::ActivationOps;
+use burn_backend::ops::{ActivationOps, FloatTensorOps};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, Scalar};
 
@@ -34,8 +34,29 @@ fn same_shape<B: Backend>(
     masked::<B, Float, Float>(lhs, rhs, f)
 }
 
+/// How far elements are below the largest along `dim`: zero or negative, in the type in which sums are made.
+fn below_largest<B: Backend>(tensor: SpatialTensor<B, Float>, dim: usize) -> SpatialTensor<B, Float> {
+    let tensor = widened(tensor);
+    let largest = Spatial::<B>::float_max_dim(tensor.clone(), dim);
+    Spatial::<B>::float_sub(tensor, largest)
+}
+
 impl<B: Backend> ActivationOps<Self> for Spatial<B> {
     unary!(leaky_relu(negative_slope), relu(), gelu(), sigmoid(), hard_sigmoid(alpha, beta), log_sigmoid());
+
+    fn softmax(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+        let dtype = tensor.dtype();
+        let exp = Self::float_exp(below_largest::<B>(tensor, dim));
+        let sum = Self::float_sum_dim(exp.clone(), dim);
+        cast(Self::float_div(exp, sum), dtype)
+    }
+
+    fn log_softmax(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+        let dtype = tensor.dtype();
+        let below = below_largest::<B>(tensor, dim);
+        let sum = Self::float_sum_dim(Self::float_exp(below.clone()), dim);
+        cast(Self::float_sub(below, Self::float_log(sum)), dtype)
+    }
 
     binary!(relu_backward, gelu_backward, sigmoid_backward, log_sigmoid_backward);
 }

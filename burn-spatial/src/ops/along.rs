@@ -6,13 +6,12 @@ use burn_std::Slice;
 use super::index::slice_of;
 use super::{split_over, whole_dim};
 use crate::device::RankContext;
-use crate::halo::{AxisNeed, AxisWindow, Piece, WindowPlan, exchange};
 use crate::kind::Kind;
-use crate::layout::{Axis, Layout, balanced_offsets, unify};
+use crate::layout::{Axis, AxisNeed, Layout, Piece, balanced_offsets, unify};
 use crate::mesh::MeshAxis;
-use crate::nn::PaddingMode;
-use crate::redistribute::redistribute;
 use crate::tensor::{SpatialTensor, communicated};
+use crate::transfer::{exchange, redistribute};
+use crate::window::scaled;
 
 /// This rank's block `local` with split dimensions, each one axis of `layout`, replaced by what `needs` says. Collective.
 pub(crate) fn fetch<B: Backend, K: Kind<B>>(
@@ -107,7 +106,9 @@ pub(crate) fn scan<B: Backend, K: Kind<B>>(
     };
     let device = tensor.device().clone();
     let context = device.context();
+    let dtype = tensor.dtype();
     let (local, layout) = tensor.settle();
+    let local = K::widened(local);
     let length = local.shape()[dim];
     let last = cut::<B, K>(f(local.clone()), dim, length - 1, 1);
     // The ranks' last results, one after another.
@@ -121,7 +122,7 @@ pub(crate) fn scan<B: Backend, K: Kind<B>>(
         let carried = cut::<B, K>(f(all), dim, before - 1, 1);
         cut::<B, K>(f(K::cat(vec![carried, local], dim)), dim, 1, length)
     };
-    SpatialTensor::new(result, layout, device)
+    SpatialTensor::new(K::cast(result, dtype), layout, device)
 }
 
 /// Windows along `dim`, in a new last dimension. Those of a split dimension stay split: each shard takes the halo that
@@ -134,16 +135,19 @@ pub(crate) fn unfold<B: Backend, K: Kind<B>>(
     op: &'static str,
     f: impl FnOnce(K::Primitive) -> K::Primitive,
 ) -> SpatialTensor<B, K> {
-    let window = AxisWindow { kernel: size, stride: step, dilation: 1, low: 0, high: 0, mode: PaddingMode::Zeros };
-    let split = one_split(tensor.layout(), dim).filter(|(_, offsets)| size > 0 && size <= offsets[offsets.len() - 1]);
-    let windows = split.and_then(|_| window.output_axis(&tensor.layout().dim(dim)[0]));
+    let extent = tensor.layout().extent(dim);
+    let fits = size > 0 && step > 0 && size <= extent;
+    let windows =
+        one_split(tensor.layout(), dim).filter(|_| fits).and_then(|_| scaled(&tensor.layout().dim(dim)[0], (extent - size) / step + 1));
     let tensor = if windows.is_some() { tensor } else { whole_dim(tensor, dim, op) };
     let device = tensor.device().clone();
     let context = device.context();
     let (mut local, layout) = tensor.settle();
-    if let Some(windows) = &windows {
-        let plan = WindowPlan::new(&window, &layout.dim(dim)[0], windows, context.mesh.coords());
-        local = fetch_dim::<B, K>(&context, local, &layout, dim, plan.need, device.inner_device());
+    if let Some((mesh, offsets)) = windows.as_ref().and_then(Axis::as_split) {
+        // From the start of the first window to the end of the last: `f` counts from where its block starts.
+        let read = |o: &[usize]| vec![Piece { start: o[0] * step, end: (o[1] - 1) * step + size, at: 0 }];
+        let need = AxisNeed { mesh: Some(mesh), by_coord: offsets.windows(2).map(read).collect() };
+        local = fetch_dim::<B, K>(&context, local, &layout, dim, need, device.inner_device());
     }
     let out = f(local);
     let mut dims = layout.dims().to_vec();
@@ -163,7 +167,7 @@ pub(crate) fn cat<B: Backend, K: Kind<B>>(tensors: Vec<SpatialTensor<B, K>>, dim
         return first;
     }
     let others = |tensors: &[SpatialTensor<B, K>]| {
-        let layouts: Vec<Layout> = tensors.iter().map(|t| t.layout().with_dim(dim, vec![]).with_pending(Default::default())).collect();
+        let layouts: Vec<Layout> = tensors.iter().map(|t| t.layout().with_dim(dim, vec![]).summed()).collect();
         let (_, out) = unify(&layouts.iter().collect::<Vec<_>>());
         out.materialized()
     };

@@ -5,11 +5,11 @@ use burn_backend::{Backend, TensorMetadata};
 use burn_std::Shape;
 
 use super::window::{Tensor, Transposed, placed};
-use crate::halo::AxisWindow;
 use crate::kind::Kind;
 use crate::layout::{Axis, Layout};
-use crate::nn::{AXES, ConvSpec, PaddingMode, SpecError};
+
 use crate::tensor::SpatialTensor;
+use crate::window::{AXES, AxisWindow, ConvSpec, PaddingMode, SpecError};
 
 /// Numbers along the last axes of a volume, `fill` along the others.
 pub(super) fn lifted<const N: usize>(values: [usize; N], fill: usize) -> [usize; 3] {

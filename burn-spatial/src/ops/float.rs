@@ -98,8 +98,20 @@ fn broadcasting<B: Backend>(
     }
 }
 
-fn times<B: Backend>(t: FloatTensor<B>, n: usize) -> FloatTensor<B> {
+/// `t`, a sum of the type in which sums are made, as often as a uniform axis is long.
+pub(super) fn times<B: Backend>(t: FloatTensor<B>, n: usize) -> FloatTensor<B> {
     B::float_mul_scalar(t, (n as f64).into())
+}
+
+/// The mean of `n` elements from their `sum`, which may exceed the range of the tensor's own type.
+fn wide_mean<B: Backend>(
+    tensor: SpatialTensor<B, Float>,
+    sum: impl FnOnce(SpatialTensor<B, Float>) -> SpatialTensor<B, Float>,
+    n: f64,
+) -> SpatialTensor<B, Float> {
+    let dtype = tensor.dtype();
+    let sum = sum(widened(tensor));
+    map::<B, Float, Float>(sum, |t| <Float as Kind<B>>::cast(B::float_div_scalar(t, n.into()), dtype))
 }
 
 fn largest<B: Backend>(
@@ -382,7 +394,7 @@ impl<B: Backend> FloatTensorOps<Self> for Spatial<B> {
             return reduce::<B, Float>(tensor, ReduceOp::Sum, B::float_mean, |t, _| t);
         }
         let elements = tensor.shape().num_elements() as f64;
-        map::<B, Float, Float>(Self::float_sum(tensor), |t| B::float_div_scalar(t, elements.into()))
+        wide_mean::<B>(tensor, Self::float_sum, elements)
     }
 
     fn float_mean_dim(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
@@ -391,8 +403,8 @@ impl<B: Backend> FloatTensorOps<Self> for Spatial<B> {
             return reduce_dim::<B, Float>(tensor, dim, ReduceOp::Sum, |t| B::float_mean_dim(t, dim), |t, _| t);
         }
         let extent = tensor.layout().extent(dim) as f64;
-        let sum = reduce_dim::<B, Float>(tensor, dim, ReduceOp::Sum, |t| B::float_sum_dim(t, dim), times::<B>);
-        map::<B, Float, Float>(sum, |t| B::float_div_scalar(t, extent.into()))
+        let sum = |t| reduce_dim::<B, Float>(t, dim, ReduceOp::Sum, |t| B::float_sum_dim(t, dim), times::<B>);
+        wide_mean::<B>(tensor, sum, extent)
     }
 
     scans!(float_cumsum, float_cumprod, float_cummin, float_cummax);

@@ -6,11 +6,10 @@ use burn_std::Slice;
 use super::along::fetch;
 use super::{ranges, split_over, unsplit, whole_dim};
 use crate::comm::ReduceOp;
-use crate::gradients::all_reduce;
-use crate::halo::{AxisNeed, Piece};
 use crate::kind::{Int, Kind};
-use crate::layout::{Axis, Layout, Storage, balanced_offsets, unify};
+use crate::layout::{Axis, AxisNeed, Layout, Piece, Storage, balanced_offsets, unify};
 use crate::tensor::{SpatialTensor, communicated};
+use crate::transfer::collective::all_reduce;
 
 pub(super) fn slice_of(start: usize, length: usize) -> Slice {
     Slice::new(start as isize, Some((start + length) as isize), 1)
@@ -127,9 +126,7 @@ pub(crate) fn slice_assign<B: Backend, K: Kind<B>>(
         }
     }
     // Whole dimensions unify; of the others the base's split decides, or else the value's.
-    let mask = |layout: &Layout| {
-        (0..layout.rank()).filter(|d| !whole(*d)).fold(layout.clone(), |l, d| l.with_dim(d, vec![])).with_pending(Default::default())
-    };
+    let mask = |layout: &Layout| (0..layout.rank()).filter(|d| !whole(*d)).fold(layout.clone(), |l, d| l.with_dim(d, vec![])).summed();
     let (_, mut out) = unify(&[&mask(base.layout()), &mask(value.layout())]);
     out = out.materialized();
     let mut target_value = out.clone();
@@ -203,8 +200,7 @@ pub(crate) fn slice_assign<B: Backend, K: Kind<B>>(
 /// Layouts for operations that pair the elements of two tensors in every dimension but `dim`: of both, with `dim` as
 /// given.
 fn paired(a: &Layout, b: &Layout, dim: usize) -> Layout {
-    let (_, out) =
-        unify(&[&a.with_dim(dim, vec![]).with_pending(Default::default()), &b.with_dim(dim, vec![]).with_pending(Default::default())]);
+    let (_, out) = unify(&[&a.with_dim(dim, vec![]).summed(), &b.with_dim(dim, vec![]).with_pending(Default::default())]);
     out.materialized()
 }
 
@@ -320,10 +316,12 @@ pub(crate) fn select_add<B: Backend, K: Kind<B>>(
     let result = if context.mesh.effective(over).is_empty() {
         f(base, dim, indices, value)
     } else {
+        let dtype = base.dtype();
+        let (base, value) = (K::widened(base), K::widened(value));
         let zeros = K::zeros(base.shape(), device.inner_device(), base.dtype());
         let part = f(zeros, dim, indices, value);
-        let sum = communicated(all_reduce::<B, K>(&context, part, over, combine, device.inner_device()));
-        add(base, sum)
+        let sum = communicated(all_reduce::<B, K>(&context, part, over, combine, device.inner_device(), || context.compute_shares()));
+        K::cast(add(base, sum), dtype)
     };
     SpatialTensor::new(result, out, device)
 }
@@ -357,8 +355,8 @@ pub(crate) fn extreme<B: Backend, K: Kind<B>>(
     }
     let (start, _) = layout.dim(dim)[0].owned(context.mesh.coords());
     let inner = device.inner_device();
-    let best = communicated(all_reduce::<B, K>(&context, value.clone(), over, combine, inner));
+    let best = communicated(all_reduce::<B, K>(&context, value.clone(), over, combine, inner, || context.compute_shares()));
     let mine = candidates(&value, &best, index, start, layout.extent(dim));
-    let first = communicated(all_reduce::<B, Int>(&context, mine, over, ReduceOp::Min, inner));
+    let first = communicated(all_reduce::<B, Int>(&context, mine, over, ReduceOp::Min, inner, || context.compute_shares()));
     (SpatialTensor::new(best, out.clone(), device.clone()), SpatialTensor::new(first, out, device))
 }

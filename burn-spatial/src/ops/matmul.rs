@@ -1,6 +1,6 @@
 //! Matrix products.
 
-use burn_backend::Backend;
+use burn_backend::{Backend, TensorMetadata};
 
 use crate::kind::Kind;
 use crate::layout::{Axis, Layout, Storage, refine, unify};
@@ -64,7 +64,9 @@ pub(crate) fn matmul<B: Backend, K: Kind<B>>(
     let (left, right, out) = rule(lhs.layout(), rhs.layout());
     let lhs = lhs.into_layout(&left).settle().0;
     let rhs = rhs.into_layout(&right).settle().0;
-    SpatialTensor::new(f(lhs, rhs), out, device)
+    let product = f(lhs, rhs);
+    let dtype = product.dtype();
+    SpatialTensor::share(product, out, dtype, device)
 }
 
 #[cfg(test)]

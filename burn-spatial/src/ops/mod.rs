@@ -2,16 +2,17 @@
 //!
 //! This file has what the traits share: pointwise maps, views, reductions, and operations along one dimension.
 
-use burn_backend::{Backend, TensorMetadata};
+use burn_backend::{Backend, DType, TensorMetadata};
 use burn_std::{Shape, Slice};
 
 use crate::comm::ReduceOp;
-use crate::gradients::all_reduce;
+use crate::device::RankContext;
 use crate::kernels::dense;
-use crate::kind::Kind;
+use crate::kind::{Float, Kind, accumulator};
 use crate::layout::{Axis, Layout, Storage, unify};
 use crate::mesh::AxisSet;
 use crate::tensor::{SpatialTensor, communicated};
+use crate::transfer::collective::all_reduce;
 
 mod activation;
 mod along;
@@ -23,7 +24,6 @@ mod int;
 mod matmul;
 mod module;
 mod norm;
-mod parts;
 mod pool;
 mod quantized;
 mod sample;
@@ -44,6 +44,23 @@ pub(crate) fn map<B: Backend, K: Kind<B>, R: Kind<B>>(
     SpatialTensor::new(f(local), layout, device)
 }
 
+/// A float tensor as the type in which it is summed.
+pub(crate) fn widened<B: Backend>(tensor: SpatialTensor<B, Float>) -> SpatialTensor<B, Float> {
+    let dtype = accumulator(tensor.dtype());
+    cast(tensor, dtype)
+}
+
+/// A float tensor as another type; a pending sum stays pending where it is made in the same one.
+pub(crate) fn cast<B: Backend>(tensor: SpatialTensor<B, Float>, dtype: DType) -> SpatialTensor<B, Float> {
+    if tensor.dtype() == dtype {
+        return tensor;
+    }
+    match tensor.partial().filter(|partial| partial.dtype() == accumulator(dtype)) {
+        Some(partial) => SpatialTensor::share(partial, tensor.layout().clone(), dtype, tensor.device().clone()),
+        None => map::<B, Float, Float>(tensor, |t| <Float as Kind<B>>::cast(t, dtype)),
+    }
+}
+
 /// Like [`map`], for operations that commute with sums over ranks: a pending sum stays pending.
 pub(crate) fn map_linear<B: Backend, K: Kind<B>>(
     tensor: SpatialTensor<B, K>,
@@ -53,27 +70,29 @@ pub(crate) fn map_linear<B: Backend, K: Kind<B>>(
     let device = tensor.device().clone();
     match tensor.partial() {
         Some(partial) => {
-            let layout = layout.with_pending(tensor.layout().pending);
-            SpatialTensor::new(f(partial), layout, device)
+            let layout = layout.with_pending(tensor.layout().pending());
+            SpatialTensor::share(f(partial), layout, tensor.dtype(), device)
         }
-        None => SpatialTensor::new(f(tensor.settle().0), layout.with_pending(AxisSet::EMPTY), device),
+        None => SpatialTensor::new(f(tensor.settle().0), layout.summed(), device),
     }
 }
 
 /// One layout for all operands of a broadcasting operation, given theirs and which are random; a random tensor adapts
 /// to anything, but what it makes cannot be uniform.
 fn common(operands: &[(&Layout, bool)]) -> (Vec<Layout>, Layout) {
-    let settled: Vec<Layout> = operands
-        .iter()
-        .map(|(layout, random)| if *random { Layout::uniform(&layout.shape()) } else { (*layout).clone().with_pending(AxisSet::EMPTY) })
-        .collect();
+    let settled: Vec<Layout> =
+        operands.iter().map(|(layout, random)| if *random { Layout::uniform(&layout.shape()) } else { layout.summed() }).collect();
     let (mut wanted, mut out) = unify(&settled.iter().collect::<Vec<_>>());
-    for (i, (layout, random)) in operands.iter().enumerate().filter(|(_, o)| o.1) {
-        debug_assert!(random);
-        for dim in 0..layout.rank() {
-            if layout.extent(dim) != 1 {
-                out = out.materialized_dim(dim);
-                wanted[i] = wanted[i].with_dim(dim, out.dim(dim).to_vec());
+    let drawn = |i: usize, dim: usize| operands[i].1 && operands[i].0.extent(dim) != 1;
+    for dim in 0..out.rank() {
+        if !(0..operands.len()).any(|i| drawn(i, dim)) {
+            continue;
+        }
+        out = out.materialized_dim(dim);
+        for (i, layout) in wanted.iter_mut().enumerate() {
+            // One value along all of the dimension broadcasts; what is uniform in part has to be stored.
+            if drawn(i, dim) || !layout.is_uniform_dim(dim) {
+                *layout = layout.with_dim(dim, out.dim(dim).to_vec());
             }
         }
     }
@@ -102,7 +121,7 @@ pub(crate) fn zip_linear<B: Backend, K: Kind<B>>(
     if let (Some(a), Some(b)) = (lhs.partial(), rhs.partial())
         && lhs.layout() == rhs.layout()
     {
-        return SpatialTensor::new(f(a, b), lhs.layout().clone(), lhs.device().clone());
+        return SpatialTensor::share(f(a, b), lhs.layout().clone(), lhs.dtype(), lhs.device().clone());
     }
     zip(lhs, rhs, f)
 }
@@ -147,7 +166,8 @@ pub(crate) fn reshape<B: Backend, K: Kind<B>>(mut tensor: SpatialTensor<B, K>, s
     if tensor.shape() == shape {
         return tensor;
     }
-    loop {
+    // Each turn makes one axis full.
+    for _ in 0..=tensor.layout().axes().count() {
         match tensor.layout().reshape(&shape) {
             Ok(layout) => {
                 let local = layout.local_shape(tensor.context().mesh.coords());
@@ -157,11 +177,12 @@ pub(crate) fn reshape<B: Backend, K: Kind<B>>(mut tensor: SpatialTensor<B, K>, s
                 let (dim, position) = locate(tensor.layout(), blocked.axis);
                 let mut axes = tensor.layout().dim(dim).to_vec();
                 axes[position] = Axis::full(axes[position].extent);
-                let layout = tensor.layout().with_dim(dim, axes).with_pending(AxisSet::EMPTY);
+                let layout = tensor.layout().with_dim(dim, axes);
                 tensor = tensor.into_layout(&layout);
             }
         }
     }
+    panic!("a tensor that lies as {} cannot be reshaped to {shape:?}: please report this as a fault of burn-spatial", tensor.layout());
 }
 
 /// Dimension and position within it of the axis at `index` of [`Layout::axes`].
@@ -239,7 +260,7 @@ pub(crate) fn whole_dim<B: Backend, K: Kind<B>>(tensor: SpatialTensor<B, K>, dim
             tracing::warn!("{op} along dimension {dim} gathers a tensor that lies as {} (said once)", tensor.layout());
         }
     }
-    let layout = tensor.layout().full_dim(dim).with_pending(AxisSet::EMPTY);
+    let layout = tensor.layout().full_dim(dim).summed();
     tensor.into_layout(&layout)
 }
 
@@ -296,20 +317,17 @@ pub(crate) fn sum_dim<B: Backend, K: Kind<B>>(
     let layout = tensor.layout();
     let times = Layout::multiplicity(layout.dim(dim));
     let over = split_over(layout.dim(dim));
-    let pending = layout.pending;
+    let pending = layout.pending();
     let out = layout.with_dim(dim, vec![]).with_pending(pending.union(over));
-    let device = tensor.device().clone();
-    let local = match tensor.partial() {
-        Some(partial) => partial,
+    let (device, dtype) = (tensor.device().clone(), tensor.dtype());
+    let (local, out) = match tensor.partial() {
+        Some(partial) => (partial, out),
         // Already summed over what was pending.
-        None => {
-            let out = out.with_pending(over);
-            let local = sum(tensor.settle().0);
-            return SpatialTensor::new(if times == 1 { local } else { scale(local, times) }, out, device);
-        }
+        None => (tensor.settle().0, out.with_pending(over)),
     };
-    let local = sum(local);
-    SpatialTensor::new(if times == 1 { local } else { scale(local, times) }, out, device)
+    let others = !device.context().mesh.effective(out.pending()).is_empty();
+    let local = sum(if others || times != 1 { K::widened(local) } else { local });
+    SpatialTensor::share(if times == 1 { local } else { scale(local, times) }, out, dtype, device)
 }
 
 /// A reduction along `dim` that is made at once: `f` on the block, then `op` over the ranks that share the dimension.
@@ -326,12 +344,31 @@ pub(crate) fn reduce_dim<B: Backend, K: Kind<B>>(
     let (local, layout) = tensor.settle();
     let times = Layout::multiplicity(layout.dim(dim));
     let over = split_over(layout.dim(dim));
-    let mut local = f(local);
+    let local = reduced::<B, K>(&context, local, over, times, op, device.inner_device(), f, repeat);
+    SpatialTensor::new(local, layout.with_dim(dim, vec![]), device)
+}
+
+/// `f` of a block, then `op` over the ranks along `over`. Collective over them.
+#[allow(clippy::too_many_arguments)]
+fn reduced<B: Backend, K: Kind<B>>(
+    context: &RankContext,
+    local: K::Primitive,
+    over: AxisSet,
+    times: usize,
+    op: ReduceOp,
+    device: &B::Device,
+    f: impl FnOnce(K::Primitive) -> K::Primitive,
+    repeat: impl FnOnce(K::Primitive, usize) -> K::Primitive,
+) -> K::Primitive {
+    let dtype = local.dtype();
+    // What one rank makes in one go is rounded once; so is what several make together.
+    let accumulates = matches!(op, ReduceOp::Sum | ReduceOp::Prod);
+    let together = times != 1 || !context.mesh.effective(over).is_empty();
+    let mut local = f(if accumulates && together { K::widened(local) } else { local });
     if times != 1 {
         local = repeat(local, times);
     }
-    let local = communicated(all_reduce::<B, K>(&context, local, over, op, device.inner_device()));
-    SpatialTensor::new(local, layout.with_dim(dim, vec![]), device)
+    K::cast(communicated(all_reduce::<B, K>(context, local, over, op, device, || context.compute_shares())), dtype)
 }
 
 /// A reduction of all elements to one.
@@ -345,11 +382,7 @@ pub(crate) fn reduce<B: Backend, K: Kind<B>>(
     let context = device.context();
     let (local, layout) = tensor.settle();
     let times: usize = layout.dims().iter().map(|axes| Layout::multiplicity(axes)).product();
-    let mut local = f(local);
-    if times != 1 {
-        local = repeat(local, times);
-    }
-    let local = communicated(all_reduce::<B, K>(&context, local, layout.split_over(), op, device.inner_device()));
+    let local = reduced::<B, K>(&context, local, layout.split_over(), times, op, device.inner_device(), f, repeat);
     SpatialTensor::full(local, device)
 }
 

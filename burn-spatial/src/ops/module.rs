@@ -13,7 +13,7 @@ use super::sample::{Samples, per_sample, per_sample_grad};
 use super::window::{Share, bias_grad, conv_weight_share};
 use super::*;
 use crate::Spatial;
-use crate::kind::{Bool, Float};
+use crate::kind::{Bool, Float, Kind, wide};
 use crate::nn::WindowBackend;
 
 /// A whole result from the gathered operands `t` and what else `B`'s function takes, in its order.
@@ -116,7 +116,7 @@ macro_rules! pools {
             match Samples::of(&x).filter(|_| !ceil_mode) {
                 Some(samples) => {
                     let x = samples.take(x);
-                    samples.wrap(B::$avg(x, kernel_size, stride, padding, count_include_pad, ceil_mode))
+                    samples.wrap(wide::<B>(x, |x| B::$avg(x, kernel_size, stride, padding, count_include_pad, ceil_mode)))
                 }
                 None => {
                     let pool = pool::<$n>(&x.shape(), kernel_size.axes(), stride.axes(), padding.axes(), [1; $n], count_include_pad, ceil_mode);
@@ -137,7 +137,8 @@ macro_rules! pools {
             match Samples::of(&x).filter(|_| !ceil_mode) {
                 Some(samples) => {
                     let (x, grad) = (samples.take(x), samples.take(grad));
-                    samples.wrap(B::$avg_grad(x, grad, kernel_size, stride, padding, count_include_pad, ceil_mode))
+                    let back = |x, grad| B::$avg_grad(x, grad, kernel_size, stride, padding, count_include_pad, ceil_mode);
+                    samples.wrap(wide_pair::<B>(x, grad, back))
                 }
                 None => {
                     let pool = pool::<$n>(&x.shape(), kernel_size.axes(), stride.axes(), padding.axes(), [1; $n], count_include_pad, ceil_mode);
@@ -202,13 +203,22 @@ macro_rules! pools {
         }
 
         fn $adaptive(x: FloatTensor<Self>, output_size: $size) -> FloatTensor<Self> {
-            per_sample(x, |x| B::$adaptive(x, output_size), |x| adaptive_mean(x, output_size.axes()))
+            per_sample(x, |x| wide::<B>(x, |x| B::$adaptive(x, output_size)), |x| adaptive_mean(x, output_size.axes()))
         }
 
         fn $adaptive_grad(x: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
-            per_sample_grad(x, grad, B::$adaptive_grad, adaptive_mean_grad)
+            per_sample_grad(x, grad, |x, grad| wide_pair::<B>(x, grad, B::$adaptive_grad), adaptive_mean_grad)
         }
     )*};
+}
+
+/// `f` of x and a gradient as the types in which they are summed; the gradient of x that comes out is as the other was.
+fn wide_pair<B: Backend>(
+    x: FloatTensor<B>,
+    grad: FloatTensor<B>,
+    f: impl FnOnce(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
+) -> FloatTensor<B> {
+    wide::<B>(grad, |grad| f(<Float as Kind<B>>::widened(x), grad))
 }
 
 /// Burn writes one number for a line and an array for a plane.
@@ -252,7 +262,7 @@ macro_rules! bias_gradient {
 /// A gradient of a parameter: whole, with its sum handed to the gradient engine.
 fn of_parameter<B: Backend>(gradient: FloatTensor<Spatial<B>>) -> FloatTensor<Spatial<B>> {
     let full = Layout::full(&gradient.shape());
-    if gradient.layout().clone().with_pending(AxisSet::EMPTY) == full { gradient.gradient() } else { gradient.into_layout(&full) }
+    if gradient.layout().summed() == full { gradient.gradient() } else { gradient.into_layout(&full) }
 }
 
 /// `tensor` with leading dimensions of extent 1 up to `rank`.
@@ -305,7 +315,7 @@ impl<B: Backend> ModuleOps<Self> for Spatial<B> {
         // Features that every rank has whole: the inner backend's own, bit for bit.
         if unsplit(x.layout().dim(rank - 1)) {
             let device = x.device().clone();
-            let layout = x.layout().clone().with_pending(AxisSet::EMPTY).materialized();
+            let layout = x.layout().summed().materialized();
             let outputs = weight.shape()[1];
             let y = B::linear(x.into_layout(&layout).settle().0, weight.into_whole(), bias.map(SpatialTensor::into_whole));
             return SpatialTensor::new(y, layout.with_dim(rank - 1, vec![Axis::full(outputs)]), device);
@@ -325,18 +335,34 @@ impl<B: Backend> ModuleOps<Self> for Spatial<B> {
     fn linear_weight_backward(x: FloatTensor<Self>, output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
         let rank = x.rank();
         let shape = Shape::from(vec![x.shape()[rank - 1], output_grad.shape()[rank - 1]]);
-        let mut gradient = Self::float_matmul(swap_dims(x, rank - 2, rank - 1), output_grad);
+        let dtype = output_grad.dtype();
+        let mut gradient = widened(Self::float_matmul(swap_dims(x, rank - 2, rank - 1), output_grad));
         for dim in 0..rank - 2 {
             gradient = Self::float_sum_dim(gradient, dim);
         }
-        of_parameter::<B>(reshape(gradient, shape))
+        of_parameter::<B>(cast(reshape(gradient, shape), dtype))
+    }
+
+    fn layer_norm(tensor: FloatTensor<Self>, gamma: FloatTensor<Self>, beta: Option<FloatTensor<Self>>, epsilon: f64) -> FloatTensor<Self> {
+        let (dtype, dim) = (tensor.dtype(), tensor.rank() - 1);
+        let x = widened(tensor);
+        let off = Self::float_sub(x.clone(), Self::float_mean_dim(x, dim));
+        let var = Self::float_mean_dim(Self::float_mul(off.clone(), off.clone()), dim);
+        let y = Self::float_div(off, Self::float_sqrt(Self::float_add_scalar(var, epsilon.into())));
+        let y = Self::float_mul(y, leading::<B>(widened(gamma), dim + 1));
+        let y = match beta {
+            Some(beta) => Self::float_add(y, leading::<B>(widened(beta), dim + 1)),
+            None => y,
+        };
+        cast(y, dtype)
     }
 
     fn linear_bias_backward(output_grad: FloatTensor<Self>) -> FloatTensor<Self> {
         let rank = output_grad.rank();
         let features = output_grad.shape()[rank - 1];
-        let gradient = (0..rank - 1).fold(output_grad, Self::float_sum_dim);
-        of_parameter::<B>(reshape(gradient, Shape::from(vec![features])))
+        let dtype = output_grad.dtype();
+        let gradient = (0..rank - 1).fold(widened(output_grad), Self::float_sum_dim);
+        of_parameter::<B>(cast(reshape(gradient, Shape::from(vec![features])), dtype))
     }
 
     convolutions!(

@@ -6,7 +6,6 @@ use burn_backend::{Backend, TensorData, TensorMetadata};
 use crate::Spatial;
 use crate::comm::{CommError, ReduceOp};
 use crate::device::RankContext;
-use crate::gradients::all_reduce;
 use crate::kernels::Moments;
 use crate::kind::{Float, Kind};
 use crate::layout::Layout;
@@ -14,10 +13,11 @@ use crate::mesh::AxisSet;
 use crate::nn::{NormBackend, NormSpec, norm};
 use crate::tensor::{SpatialTensor, communicated};
 use crate::trace::timed;
+use crate::transfer::collective::all_reduce;
 
 /// How x has to lie: channels whole, all else split as it is.
 fn stored(x: &Layout) -> Layout {
-    x.clone().with_pending(Default::default()).full_dim(1).materialized()
+    x.summed().full_dim(1).materialized()
 }
 
 /// Mean, and sum of squared deviations from it, of each channel of a volume, out of those of the ranks' blocks, of which
@@ -88,7 +88,9 @@ impl<B: Backend> NormBackend for Spatial<B> {
         let context = device.context();
         let (layout, n) = (stored(x.layout()), norm::each(&x.shape()));
         let over = layout.split_over();
-        let reduce = |own| communicated(all_reduce::<B, Float>(&context, own, over, ReduceOp::Sum, device.inner_device()));
+        let reduce = |own| {
+            communicated(all_reduce::<B, Float>(&context, own, over, ReduceOp::Sum, device.inner_device(), || context.compute_shares()))
+        };
         let x = x.into_layout(&layout).settle().0;
         let grad = grad.into_layout(&layout).settle().0;
         let statistics = statistics.map(SpatialTensor::into_whole);

@@ -7,7 +7,8 @@ use burn_std::Shape;
 use super::conv::{flat, lifted, lifted_shape, volume};
 use super::window::{Placement, Pool, Tensor, resample, resample_grad};
 use crate::Spatial;
-use crate::kernels::{Position, Taps, WindowAxis};
+use crate::kernels::{Count, Position, Taps, Window, WindowAxis};
+use crate::kind::{Float, wide};
 use crate::nn::WindowBackend;
 
 /// A pool with Burn's rule for the number of outputs: rounded up, a last window may lie wholly behind the input.
@@ -22,7 +23,7 @@ pub(super) fn pool<const N: usize>(
 ) -> Pool {
     let (kernel, stride, padding, dilation) = (lifted(kernel, 1), lifted(stride, 1), lifted(padding, 0), lifted(dilation, 1));
     let extents = lifted_shape(x);
-    let windows = std::array::from_fn(|i| {
+    let windows: Window = std::array::from_fn(|i| {
         let (input, span) = (extents[2 + i], (kernel[i] - 1) * dilation[i] + 1);
         let steps = match (input + 2 * padding[i]).checked_sub(span) {
             Some(room) if ceil => room.div_ceil(stride[i]),
@@ -33,7 +34,7 @@ pub(super) fn pool<const N: usize>(
         let offset = padding[i] as isize;
         WindowAxis { input, output: steps + 1, kernel: kernel[i], stride: stride[i], dilation: dilation[i], offset }
     });
-    Pool { windows, counted: count_include_pad.then_some(padding) }
+    Pool { windows, count: if count_include_pad { Count::padded(padding, windows.map(|axis| axis.input)) } else { Count::Inside } }
 }
 
 /// An adaptive mean of a volume of shape `x`: the dimensions of which it takes the mean of everything, which is a sum
@@ -63,7 +64,9 @@ pub(super) fn adaptive_mean_grad<B: Backend>(x: Tensor<B>, grad: Tensor<B>) -> T
     let place = Placement { layout, device: grad.device().clone() };
     let parts = all.iter().map(|dim| shape[*dim]).product::<usize>();
     let grad = resample_grad(&place, grad, &taps);
-    let grad = if parts == 1 { grad } else { Spatial::<B>::float_mul_scalar(grad, (1.0 / parts as f64).into()) };
+    // A factor of half precision might round to nothing.
+    let scaled = |t| wide::<B>(t, |t| B::float_mul_scalar(t, (1.0 / parts as f64).into()));
+    let grad = if parts == 1 { grad } else { super::map::<B, Float, Float>(grad, scaled) };
     flat(super::expand(grad, Shape::from(shape)), rank)
 }
 

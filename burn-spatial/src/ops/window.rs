@@ -8,19 +8,20 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
 use burn_std::Shape;
 
-use super::parts::{self, Part};
-use super::{split_over, sum_dim};
+use super::{expanded, map_linear, split_over, sum_dim};
 use crate::Spatial;
 use crate::device::{RankContext, SpatialDevice};
 use crate::gradients::Compute;
-use crate::halo::{Arrival, AxisNeed, AxisWindow, Exchange, Piece, Plan, Region, WindowPlan, assemble, exchange_add, scaled, slices};
-use crate::kernels::{self, Count, Filter, Slab, Taps, Window, unwritten, whole_slab};
+use crate::kernels::{self, Count, Filter, Slab, Window, unwritten, whole_slab};
 use crate::kind::{Float, Int, Kind};
-use crate::layout::{Axis, Layout, Storage};
+use crate::layout::{Axis, AxisNeed, Layout, Piece, Storage};
 use crate::mesh::AxisSet;
-use crate::nn::{ConvSpec, PaddingMode, PoolSpec, UpsampleSpec, WindowBackend};
+use crate::nn::WindowBackend;
 use crate::tensor::{Received, SpatialTensor, communicated};
 use crate::trace::timed;
+use crate::transfer::{Arrival, Exchange, KeyedPlan, Region, assemble, exchange_add, slices};
+use crate::window::parts::{self, Part};
+use crate::window::{AxisWindow, ConvSpec, PaddingMode, PoolSpec, Taps, UpsampleSpec, WindowPlan, scaled};
 
 pub(super) type Tensor<B> = SpatialTensor<B, Float>;
 
@@ -43,7 +44,7 @@ struct Halo {
     /// How the other lies.
     output: Layout,
     /// From the shards of the one to the blocks.
-    plan: Arc<Plan>,
+    plan: Arc<KeyedPlan>,
 }
 
 impl Halo {
@@ -183,7 +184,7 @@ fn box_of<B: Backend, K: Kind<B>>(all: &K::Primitive, at: &[Range<usize>; 3]) ->
 /// one then lies: batch and volume stay split, channels are whole, an axis that has fewer voxels there than ranks is
 /// whole.
 pub(super) fn placed(x: &Layout, extents: [usize; 3]) -> (Layout, Layout) {
-    let mut near = x.clone().with_pending(AxisSet::EMPTY);
+    let mut near = x.summed();
     for dim in 0..5 {
         let one = matches!(near.dim(dim), [] | [Axis { storage: Storage::Full | Storage::Split { .. }, .. }]);
         if dim == 1 || !one {
@@ -317,7 +318,8 @@ impl Windowed {
                     let parts = Part::whole(&self.local).cut(&self.local, Halo::assembled::<B>(&own));
                     let shares = parts.iter().map(|part| {
                         let block = self.halo.block::<B>(&own, &received, &part.input, &device);
-                        share(&[whole_slab::<B>(block)], &box_of::<B, Float>(&output, &part.outputs()), &part.window)
+                        let share = share(&[whole_slab::<B>(block)], &box_of::<B, Float>(&output, &part.outputs()), &part.window);
+                        <Float as Kind<B>>::widened(share)
                     });
                     let zeros = || B::float_zeros(Shape::from(weight), &device, dtype.into());
                     shares.reduce(B::float_add).unwrap_or_else(zeros)
@@ -437,19 +439,19 @@ fn conv_windows(spec: &ConvSpec, x: &Shape, weight: [usize; 5]) -> [AxisWindow; 
 pub(super) struct Pool {
     /// The windows over the whole volume.
     pub windows: Window,
-    /// The padding that an average counts, if it does.
-    pub counted: Option<[usize; 3]>,
+    /// What an average divides by, with the whole volume as its block.
+    pub count: Count,
 }
 
 impl Pool {
     fn of(spec: &PoolSpec, x: &Shape) -> Pool {
         let windows = spec.window(dims(x)).unwrap_or_else(|error| panic!("{error}"));
-        Pool { windows, counted: spec.count_include_pad.then_some(spec.padding) }
+        Pool { windows, count: spec.count(windows.map(|axis| axis.input)) }
     }
 
     fn on(&self, context: &RankContext, x: &Layout) -> (Windowed, Count) {
         let windowed = Windowed::over(context, x, self.windows.map(|axis| AxisWindow::of(&axis, PaddingMode::Zeros)));
-        let count = self.counted.map_or(Count::Inside, |padding| Count::padded(padding, windowed.origin, windowed.volume));
+        let count = self.count.at(windowed.origin);
         (windowed, count)
     }
 
@@ -546,7 +548,7 @@ impl<B: Backend> Share<B> {
         };
         let gradient = SpatialTensor::open(Box::new(share), shape, dtype, over, device).gradient();
         if held > HELD {
-            context.gradients.compute();
+            context.compute_shares();
         }
         gradient
     }
@@ -620,7 +622,7 @@ impl<B: Backend> WindowBackend for Spatial<B> {
     }
 
     fn whole_volume(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        let layout = (2..5).fold(x.layout().clone().with_pending(AxisSet::EMPTY), |layout, dim| layout.full_dim(dim));
+        let layout = (2..5).fold(x.layout().summed(), |layout, dim| layout.full_dim(dim));
         x.into_layout(&layout)
     }
 
@@ -640,7 +642,7 @@ impl<B: Backend> WindowBackend for Spatial<B> {
     }
 
     fn activation_grad(y: FloatTensor<Self>, grad: FloatTensor<Self>, slope: f64) -> FloatTensor<Self> {
-        let (device, layout) = (y.device().clone(), y.layout().clone().with_pending(AxisSet::EMPTY).materialized());
+        let (device, layout) = (y.device().clone(), y.layout().summed().materialized());
         let grad = grad.into_layout(&layout).settle().0;
         let y = y.into_layout(&layout).settle().0;
         SpatialTensor::new(kernels::activation_grad::<B>(y, grad, slope), layout, device)
@@ -709,11 +711,12 @@ pub(crate) fn bias_grad<B: Backend>(grad: Tensor<B>) -> Tensor<B> {
         grad.into_layout(&layout)
     };
     let scale = |t, n: usize| B::float_mul_scalar(t, (n as f64).into());
-    let mut sum = grad;
+    let dtype = grad.dtype();
+    let mut sum = super::widened(grad);
     for dim in (0..sum.rank()).rev().filter(|d| *d != 1) {
         sum = sum_dim::<B, Float>(sum, dim, |t| B::float_sum_dim(t, dim), scale);
     }
-    let sum = super::reshape(sum, Shape::from(vec![channels]));
-    let layout = sum.layout().materialized_dim(0);
-    if layout == *sum.layout() { sum.gradient() } else { sum.into_layout(&layout) }
+    let sum = super::cast(super::reshape(sum, Shape::from(vec![channels])), dtype);
+    // A gradient that does not vary along channels is stored for each of them; the sum stays pending.
+    map_linear(sum, Layout::full(&[channels]), |t| expanded::<B, Float>(t, &Shape::from(vec![channels]))).gradient()
 }

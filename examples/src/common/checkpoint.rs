@@ -1,24 +1,27 @@
 //! Checkpoints: everything a training needs to go on, on any grid, to the same bits on the same one.
 //!
 //! A file is a line of JSON (the [`State`]), Burn's records of the network and the optimizer, and a CRC-32 of all that.
-//! A new one is written beside the last and renamed, and the last is kept as `*.previous`.
+//! A new one is written beside the last and renamed, and the last is kept as `*.previous` unless it is damaged.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-use burn::module::Module;
+use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
 use burn::optim::Optimizer;
 use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::record::AdaptorRecord;
 use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
+use burn::tensor::Tensor;
+use burn_spatial::comm::{Alive, CommError};
 use burn_spatial_io::whole_file;
-use burn_spatial_models::Adam;
+use burn_spatial_models::{Adam, weights};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::data::Scaling;
-use super::ranks::{Rank, bytes_on_first, on_all, on_first};
+use super::ranks::{Rank, bytes_on_first, long_on_first, on_all};
 use super::training::Task;
 use super::{Backend, Error};
 
@@ -26,6 +29,9 @@ use super::{Backend, Error};
 pub const FILE_NAME: &str = "checkpoint.bin";
 
 const VERSION: u32 = 2;
+
+/// Bytes read or written at once: between them the other ranks hear that this one is alive.
+const PART: usize = 64 << 20;
 
 /// What has to be the same for a training to go on, by the user's names: options, and what the data are.
 pub type Schedule = BTreeMap<String, String>;
@@ -178,11 +184,69 @@ fn decode<T: Task>(bytes: &[u8]) -> Result<Parts<'_, T::Setup>, String> {
     Ok((state, model, optimizer))
 }
 
-/// Writes a checkpoint to `path`, the one there becoming the previous one. Collective: rank 0 writes, and every rank
-/// learns whether it worked.
+/// What is not finite in network or optimizer, in words.
+fn not_finite<T: Task>(model: &T::Model, optimizer: &AdamOptimizer<T::Model>) -> Option<String> {
+    /// Looks for a parameter's moments; `found` is the number of the parameter in the network.
+    struct Moments<F> {
+        of: F,
+        parameters: usize,
+        found: Option<usize>,
+    }
+
+    impl<F: Fn(burn::module::ParamId) -> Option<AdaptorRecord<Adam, Backend>>> ModuleVisitor<Backend> for Moments<F> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Backend, D>>) {
+            self.parameters += 1;
+            if self.found.is_none()
+                && let Some(record) = (self.of)(param.id)
+            {
+                let momentum = record.into_state::<D>().momentum;
+                if !weights::is_finite(momentum.moment_1) || !weights::is_finite(momentum.moment_2) {
+                    self.found = Some(self.parameters);
+                }
+            }
+        }
+    }
+
+    if let Some(name) = weights::not_finite(&model.valid()) {
+        return Some(format!("{name} holds numbers that are not finite"));
+    }
+    let record = optimizer.to_record();
+    let mut moments = Moments { of: |id| record.get(&id).cloned(), parameters: 0, found: None };
+    model.visit(&mut moments);
+    moments.found.map(|number| format!("the optimizer's moments of parameter {number} are not finite"))
+}
+
+/// Writes `bytes` to `file` and to the disk, part by part.
+fn write_all(file: &mut File, bytes: &[u8], path: &Path, alive: &mut Alive<'_>) -> Result<(), Error> {
+    for part in bytes.chunks(PART) {
+        file.write_all(part).and_then(|()| file.sync_data()).map_err(Error::io(path))?;
+        alive.beat()?;
+    }
+    file.sync_all().map_err(Error::io(path))
+}
+
+/// What the file `path` holds, read part by part.
+fn read_all(path: &Path, alive: &mut Alive<'_>) -> Result<std::io::Result<Vec<u8>>, CommError> {
+    let mut bytes = Vec::new();
+    let mut file = match File::open(path) {
+        Ok(file) => file,
+        Err(cause) => return Ok(Err(cause)),
+    };
+    loop {
+        match (&mut file).take(PART as u64).read_to_end(&mut bytes) {
+            Ok(0) => return Ok(Ok(bytes)),
+            Ok(_) => alive.beat()?,
+            Err(cause) => return Ok(Err(cause)),
+        }
+    }
+}
+
+/// Writes a checkpoint to `path`; the one there becomes the previous one, unless it is damaged: then it is replaced, and the
+/// previous one stays. Collective: rank 0 writes, and every rank learns whether it worked.
 ///
 /// # Errors
-/// [`Error::Io`] and [`Error::Checkpoint`].
+/// [`Error::Io`] and [`Error::Checkpoint`]; [`Error::Diverged`], with all files as they were, when network or optimizer hold
+/// numbers that are not finite.
 pub fn save<T: Task>(
     rank: &Rank,
     path: &Path,
@@ -190,31 +254,41 @@ pub fn save<T: Task>(
     model: &T::Model,
     optimizer: &AdamOptimizer<T::Model>,
 ) -> Result<(), Error> {
-    on_first(rank.world(), || {
+    long_on_first(rank.world(), |alive| {
+        if let Some(what) = not_finite::<T>(model, optimizer) {
+            return Err(Error::Diverged { step: state.step.saturating_sub(1), what, saved: state.epoch.saturating_sub(1) });
+        }
         let bytes = encode::<T>(state, model, optimizer).map_err(|e| Error::Checkpoint(format!("{}: {e}", path.display())))?;
         let write = |partial: &Path| {
-            let mut file = File::create(partial)?;
-            file.write_all(&bytes)?;
-            // Before the last one makes way.
-            file.sync_all()?;
-            if path.exists() { fs::rename(path, previous(path)) } else { Ok(()) }
+            let mut file = File::create(partial).map_err(Error::io(partial))?;
+            // On the disk before the last one makes way.
+            write_all(&mut file, &bytes, partial, alive)?;
+            match check::<T>(path, alive)? {
+                Ok(_) => fs::rename(path, previous(path)).map_err(Error::io(path)),
+                Err(_) => Ok(()),
+            }
         };
-        whole_file(path, |partial| write(partial).map_err(Error::io(path)), Error::io(path))
+        whole_file(path, write, Error::io(path))
     })
 }
 
+/// The bytes of a whole checkpoint, or what is wrong with it.
+fn check<T: Task>(path: &Path, alive: &mut Alive<'_>) -> Result<Result<Vec<u8>, String>, CommError> {
+    let whole = |bytes: Vec<u8>| decode::<T>(&bytes).map(drop).map(|()| bytes);
+    let read = read_all(path, alive)?.map_err(|e| e.to_string());
+    Ok(read.and_then(whole).map_err(|e| format!("{}: {e}", path.display())))
+}
+
 /// A usable file at `path` or, where that is damaged or missing, the previous one.
-fn read<T: Task>(path: &Path) -> Result<Vec<u8>, Error> {
-    let check = |path: &Path| {
-        let bytes = fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
-        decode::<T>(&bytes).map_err(|e| format!("{}: {e}", path.display()))?;
-        Ok(bytes)
+fn read<T: Task>(path: &Path, alive: &mut Alive<'_>) -> Result<Vec<u8>, Error> {
+    let newest = match check::<T>(path, alive)? {
+        Ok(bytes) => return Ok(bytes),
+        Err(newest) => newest,
     };
-    check(path).or_else(|newest: String| {
-        let bytes = check(&previous(path)).map_err(|before| Error::Checkpoint(format!("no usable checkpoint: {newest}; {before}")))?;
-        eprintln!("{newest}; going on from the previous checkpoint, {}", previous(path).display());
-        Ok(bytes)
-    })
+    let before = check::<T>(&previous(path), alive)?;
+    let bytes = before.map_err(|before| Error::Checkpoint(format!("no usable checkpoint: {newest}; {before}")))?;
+    eprintln!("{newest}; going on from the previous checkpoint, {}", previous(path).display());
+    Ok(bytes)
 }
 
 /// Whether there is something to resume from.
@@ -240,7 +314,7 @@ pub type Loaded<T> = (State<<T as Task>::Setup>, <T as Task>::Model, AdamOptimiz
 /// # Errors
 /// [`Error::Checkpoint`] when neither can be used.
 pub fn load<T: Task>(rank: &Rank, path: &Path) -> Result<Loaded<T>, Error> {
-    let bytes = bytes_on_first(rank.world(), || read::<T>(path))?;
+    let bytes = bytes_on_first(rank.world(), |alive| read::<T>(path, alive))?;
     let parts = || -> Result<_, Error> {
         let bad = |cause: String| Error::Checkpoint(format!("{}: {cause}", path.display()));
         let (state, model, optimizer) = decode::<T>(&bytes).map_err(bad)?;
@@ -251,4 +325,37 @@ pub fn load<T: Task>(rank: &Rank, path: &Path) -> Result<Loaded<T>, Error> {
         Ok((state, network.load_record(model), Adam::default().init().load_record(optimizer)))
     };
     on_all(rank.world(), parts())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cosmoflow::data::Targets;
+    use crate::cosmoflow::train::{Network, Regression, Setup};
+
+    /// Numbers in [0.5, 1), whose decimals are long.
+    fn numbers(seed: u64) -> impl Iterator<Item = f64> {
+        std::iter::successors(Some(seed), |x| Some(x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407)))
+            .map(|x| f64::from_bits((x >> 12) | (1022 << 52)))
+    }
+
+    #[test]
+    fn a_header_comes_back_to_the_bit() {
+        let means: Vec<f64> = numbers(1).take(20_000).collect();
+        let config = Network { width: 32, inputs: 4, outputs: 1, batch_norm: true, dropout: means[7] / 3.0, scale: 1 };
+        let setup = Setup { config, targets: Targets { names: vec!["a".into()], columns: vec![0], means } };
+        let single = |seed| numbers(seed).take(20_000).map(|x| (x * 1e-3) as f32).collect::<Vec<f32>>();
+        let scaling = Scaling { mean: single(2), deviation: single(3) };
+        let schedule = Schedule::from([("--lr".into(), numbers(4).next().unwrap().to_string())]);
+        let mut state = State::new::<Regression>(setup, scaling, schedule, 5);
+        state.losses = single(6);
+        state.random = (u64::MAX - 2, 1 << 53 | 1);
+        let text = serde_json::to_vec(&state).unwrap();
+        let read: State<Setup> = serde_json::from_slice(&text).unwrap();
+        assert_eq!(read, state);
+        assert!(read.differences(&state).is_empty());
+        // As earlier versions wrote them.
+        let plain = r#"{"names":["a"],"columns":[0],"means":[0.5]}"#;
+        assert_eq!(serde_json::from_str::<Targets>(plain).unwrap().means, [0.5]);
+    }
 }

@@ -52,6 +52,8 @@ impl Scaling {
                 sums[1 + 2 * channel] += voxels.iter().map(|v| f64::from(*v)).sum::<f64>();
                 sums[2 + 2 * channel] += voxels.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
             }
+            // The time that a rank waits for a slower one is that of one volume.
+            rank.world().barrier()?;
         }
         let bytes = sums.iter().flat_map(|v| v.to_ne_bytes()).collect();
         let bytes = rank.world().all_reduce(bytes, DType::F64, ReduceOp::Sum)?;
@@ -107,7 +109,7 @@ impl OnGrid {
             Some(axis) => vec![Axis::split(axis, balanced_offsets(extent, self.0.size(axis)))],
             None => vec![Axis::full(extent)],
         };
-        Layout::new(global.into_iter().zip(split).map(axis).collect())
+        Layout::try_new(global.into_iter().zip(split).map(axis).collect()).expect("each axis of the grid is given once")
     }
 }
 

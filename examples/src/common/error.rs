@@ -67,6 +67,16 @@ pub enum Error {
         /// What plotters says.
         cause: String,
     },
+    /// The training left the numbers that there are.
+    #[error("step {step}: {what}: lower --lr, and {}", go_on(*.saved))]
+    Diverged {
+        /// The step.
+        step: usize,
+        /// What happened.
+        what: String,
+        /// The epoch of the last checkpoint, 0 without one.
+        saved: usize,
+    },
     /// No usable checkpoint.
     #[error("{0}")]
     Checkpoint(String),
@@ -76,6 +86,14 @@ pub enum Error {
     /// Rank 0 failed where it works for all.
     #[error("{0}")]
     First(String),
+}
+
+/// How to go on after a training that was good until epoch `saved`.
+fn go_on(saved: usize) -> String {
+    match saved {
+        0 => "start again".into(),
+        saved => format!("go on after epoch {saved} with --resume"),
+    }
 }
 
 impl Error {

@@ -14,8 +14,3 @@ pub fn rank() -> Option<usize> {
 pub fn size() -> Option<usize> {
     number(&["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
 }
-
-/// Those of them on this machine.
-pub fn local_size() -> Option<usize> {
-    number(&["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"])
-}

@@ -5,6 +5,7 @@ pub mod cli;
 pub mod compare;
 pub mod data;
 pub mod error;
+pub mod exact;
 mod launcher;
 pub mod plot;
 pub mod ranks;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use burn::backend::flex::FlexDevice;
-use burn_spatial::comm::Comm;
+use burn_spatial::comm::{Alive, Comm, broadcast_of};
+use burn_spatial::mesh::MeshError;
 use burn_spatial::{Mesh, SpatialDevice, launch};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -48,7 +49,9 @@ impl Rank {
 /// The first error of any rank; it ends all others. Under MPI it is printed, and the job ends, before this returns.
 pub fn start<T: Send>(args: &RankArgs, program: impl Fn(Rank) -> Result<T, Error> + Sync) -> Result<T, Error> {
     let run = |comm: Comm| -> Result<T, Error> {
-        share_cores(args.local_ranks.map_or(comm.size(), |_| 1));
+        if args.local_ranks.is_none() {
+            share_cores(&comm)?;
+        }
         program(Rank::new(comm, args)?)
     };
     match args.local_ranks {
@@ -91,51 +94,56 @@ pub fn alone(command: &str) -> Result<(), Error> {
     started_together().map_or(Ok(()), |processes| Err(told(processes)))
 }
 
-/// Gives each of the `processes` of a job on one machine its share of the cores; `RAYON_NUM_THREADS` overrides.
-fn share_cores(processes: usize) {
-    let given = std::env::var_os("RAYON_NUM_THREADS").is_some();
-    // The launchers' own count, where the job spans several machines.
-    let local = launcher::local_size().unwrap_or(processes);
-    if !given && local > 1 {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+/// Gives each process of a job its share of the cores of its machine; `RAYON_NUM_THREADS` overrides. Collective.
+fn share_cores(comm: &Comm) -> Result<(), Error> {
+    let threads = launch::threads_of_rank(comm)?;
+    if std::env::var_os("RAYON_NUM_THREADS").is_none() {
         // Fails only where a pool was made before, which then stays.
-        let _ = rayon::ThreadPoolBuilder::new().num_threads((cores / local).max(1)).build_global();
+        let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
     }
+    Ok(())
 }
 
-/// Passes on a result that is an error on all ranks or on none: rank 0 alone reports it.
+/// Passes on a result that is good on all ranks; otherwise the first rank with an error reports it, and ends the others.
+/// Collective.
 ///
 /// # Errors
-/// That of `result`.
+/// That of `result`; on a rank without, that another one failed.
 pub fn on_all<T>(comm: &Comm, result: Result<T, Error>) -> Result<T, Error> {
-    if result.is_err() && comm.rank() != 0 {
-        // Rank 0 ends the job meanwhile.
-        comm.barrier()?;
+    if matches!(result, Err(Error::Comm(_) | Error::Mesh(MeshError::Comm(_)))) {
+        // There is nobody to ask.
+        return result;
     }
-    result
+    let own = result.as_ref().err().map(Error::to_string).unwrap_or_default();
+    let all = comm.all_gather(own.as_bytes())?;
+    match all.iter().position(|cause| !cause.is_empty()) {
+        Some(first) if first != comm.rank() => {
+            // It ends the job meanwhile.
+            comm.barrier()?;
+            Err(Error::First(format!("rank {first}: {}", String::from_utf8_lossy(&all[first]))))
+        }
+        _ => result,
+    }
 }
 
-/// Runs `work` on rank 0 and gives its bytes to all ranks. Collective.
+/// Runs `work`, which may take long and gives signs of life, on rank 0 and gives its bytes to all ranks. Collective.
 ///
 /// # Errors
 /// That of rank 0, which reports it.
-pub fn bytes_on_first(comm: &Comm, work: impl FnOnce() -> Result<Vec<u8>, Error>) -> Result<Vec<u8>, Error> {
+pub fn bytes_on_first(comm: &Comm, work: impl FnOnce(&mut Alive<'_>) -> Result<Vec<u8>, Error>) -> Result<Vec<u8>, Error> {
     let mut own = None;
-    let mut message = Vec::new();
-    if comm.rank() == 0 {
-        match work() {
-            Ok(bytes) => {
-                message = bytes;
-                message.push(1);
-            }
-            Err(error) => {
-                message = error.to_string().into_bytes();
-                message.push(0);
-                own = Some(error);
-            }
+    let mut message = broadcast_of(&**comm, 0, |alive| match work(alive) {
+        Ok(mut bytes) => {
+            bytes.push(1);
+            bytes
         }
-    }
-    let mut message = comm.broadcast(0, message)?;
+        Err(error) => {
+            let mut message = error.to_string().into_bytes();
+            message.push(0);
+            own = Some(error);
+            message
+        }
+    })?;
     match message.pop() {
         Some(1) => Ok(message),
         _ => {
@@ -150,7 +158,41 @@ pub fn bytes_on_first(comm: &Comm, work: impl FnOnce() -> Result<Vec<u8>, Error>
 /// # Errors
 /// That of rank 0, which reports it.
 pub fn on_first<T: Serialize + DeserializeOwned>(comm: &Comm, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    long_on_first(comm, |_| work())
+}
+
+/// [`on_first`] for work that may take long: the others wait for it as long as it gives signs of life. Collective.
+///
+/// # Errors
+/// That of rank 0, which reports it.
+pub fn long_on_first<T: Serialize + DeserializeOwned>(
+    comm: &Comm,
+    work: impl FnOnce(&mut Alive<'_>) -> Result<T, Error>,
+) -> Result<T, Error> {
     let encoded = |value: T| serde_json::to_vec(&value).map_err(|e| Error::First(e.to_string()));
-    let bytes = bytes_on_first(comm, || work().and_then(encoded))?;
+    let bytes = bytes_on_first(comm, |alive| work(alive).and_then(encoded))?;
     serde_json::from_slice(&bytes).map_err(|e| Error::First(e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn the_cause_is_that_of_the_rank_that_has_it() {
+        for failing in [vec![2], vec![1, 3], vec![0, 1, 2, 3]] {
+            let result = launch::threads(4, |comm| {
+                let missing = || Error::io(Path::new("x.h5"))(std::io::Error::other(format!("gone from {}", comm.rank())));
+                let result = if failing.contains(&comm.rank()) { Err(missing()) } else { Ok(()) };
+                on_all(&comm, result)?;
+                // Where the others would be.
+                comm.broadcast(0, Vec::new()).map(drop).map_err(Error::from)
+            });
+            let first = failing[0];
+            assert_eq!(result.unwrap_err().to_string(), format!("rank {first}: x.h5: gone from {first}"));
+        }
+        let all_good = launch::threads(3, |comm| on_all(&comm, Ok::<_, Error>(comm.rank())));
+        assert_eq!(all_good.unwrap(), [0, 1, 2]);
+    }
 }

@@ -20,6 +20,9 @@ use super::ranks::{Rank, on_all, on_first};
 use super::report::Timing;
 use super::{Backend, Device, Error};
 
+/// The option that may be another when a training goes on.
+const RATE: &str = "--lr";
+
 /// The learning rate falls to this share of the first one.
 const LAST_RATE: f64 = 0.01;
 
@@ -48,6 +51,12 @@ pub trait Task {
 
     /// `batch` in float64.
     fn float64(batch: Self::Batch) -> Self::Batch;
+
+    /// Whether nothing in `batch` counts, so that its loss is 0. Collective.
+    fn counts_nothing(&self, batch: &Self::Batch) -> bool {
+        let _ = batch;
+        false
+    }
 
     /// The loss of a batch. Collective.
     fn loss(&self, model: &Self::Model, batch: Self::Batch) -> Tensor<Backend, 1>;
@@ -112,18 +121,23 @@ impl Plan {
         self.out.join(checkpoint::FILE_NAME)
     }
 
-    /// What has to be the same for a training to go on.
+    /// What has to be the same for a training to go on, but for the rate.
     fn schedule(&self) -> Schedule {
         let (option, value) = &self.option;
         let entries = [
             ("--epochs", self.epochs.to_string()),
             ("--batch", self.batch.to_string()),
-            ("--lr", self.lr.to_string()),
+            (RATE, self.lr.to_string()),
             ("--seed", self.seed.to_string()),
             ("number of training files", self.samples.to_string()),
             (option, value.clone()),
         ];
         entries.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+
+    /// Samples of the smallest batch of an epoch, which is the last one.
+    pub fn smallest_batch(&self) -> usize {
+        smallest_batch(self.samples, self.batch)
     }
 
     /// Steps of an epoch.
@@ -134,6 +148,14 @@ impl Plan {
     /// The epoch to stop after.
     fn last(&self) -> usize {
         self.stop_after.unwrap_or(self.epochs).min(self.epochs)
+    }
+}
+
+/// Samples of the smallest of the batches of `batch` that `samples` make.
+pub fn smallest_batch(samples: usize, batch: usize) -> usize {
+    match samples % batch {
+        0 => batch,
+        rest => rest,
     }
 }
 
@@ -177,11 +199,18 @@ impl<'a, T: Task> Training<'a, T> {
 
     fn resume(&mut self) -> Result<(), Error> {
         let file = self.plan.file();
-        let (state, model, optimizer) = checkpoint::load::<T>(self.rank, &file)?;
+        let (mut state, model, optimizer) = checkpoint::load::<T>(self.rank, &file)?;
+        let rate = self.plan.lr.to_string();
+        let before = state.schedule.insert(RATE.into(), rate.clone());
         let differences = state.differences(&self.state);
         if !differences.is_empty() {
             let message = format!("{}: made otherwise: {}; give the same, or another --out", file.display(), differences.join("; "));
             return on_all(self.rank.world(), Err(Error::Checkpoint(message)));
+        }
+        if let Some(before) = before.filter(|before| *before != rate)
+            && self.rank.is_first()
+        {
+            println!("{RATE} was {before}, is {rate} from here on");
         }
         self.rank.device.set_random_state(state.random);
         (self.state, self.model, self.optimizer) = (state, model, optimizer);
@@ -232,17 +261,19 @@ impl<'a, T: Task> Training<'a, T> {
         let steps = plan.epochs * plan.steps_per_epoch();
         let started = Instant::now();
         let before = self.state.losses.len();
+        let mut nothing = 0;
         for batch in self.task.batches(&self.state) {
             let batch = batch?;
             check_ids(T::ids(&batch), &rank.mesh)?;
+            nothing += usize::from(self.task.counts_nothing(&batch));
             let loss = self.task.loss(&self.model, batch);
             let gradients = GradientsParams::from_grads(loss.backward(), &self.model);
             let rate = learning_rate(plan.lr, self.state.step, steps);
             self.model = self.optimizer.step(rate, self.model.clone(), gradients);
             let loss: f32 = loss.into_scalar().elem();
             if !loss.is_finite() {
-                let message = format!("the loss of step {} is {loss}: lower --lr", self.state.step);
-                return on_all(rank.world(), Err(Error::Usage(message)));
+                let what = format!("the loss is {loss}");
+                return on_all(rank.world(), Err(Error::Diverged { step: self.state.step, what, saved: self.state.epoch }));
             }
             self.state.losses.push(loss);
             self.state.step += 1;
@@ -255,7 +286,11 @@ impl<'a, T: Task> Training<'a, T> {
         if rank.is_first() {
             let mean = own.iter().sum::<f32>() / own.len().max(1) as f32;
             let seconds = started.elapsed().as_secs_f64();
-            bar.suspend(|| println!("epoch {:>3} of {}: loss {mean:.5}, {seconds:.1} s", self.state.epoch, plan.epochs));
+            let ignored = match nothing {
+                0 => String::new(),
+                count => format!(", of {} batches {count} had ignored voxels only and count as 0", own.len()),
+            };
+            bar.suspend(|| println!("epoch {:>3} of {}: loss {mean:.5}, {seconds:.1} s{ignored}", self.state.epoch, plan.epochs));
         }
         Ok(started.elapsed())
     }

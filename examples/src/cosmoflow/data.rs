@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use burn_spatial::comm::Alive;
 use burn_spatial::place::SpatialBackend;
 use burn_spatial_io::{
     BlockSpec, ChannelAxis, CosmoFlowBatch, DataError, DataGroup, Hyperslab, Loader, LoaderOptions, Sample, SampleSource, Scratch,
@@ -12,10 +13,10 @@ use burn_spatial_io::{
 use serde::{Deserialize, Serialize};
 
 use super::augment::{Symmetry, View};
-use crate::common::Error;
 use crate::common::cli::TestArgs;
 use crate::common::data::{OnGrid, Scaling, differs};
-use crate::common::ranks::{Rank, on_first};
+use crate::common::ranks::{Rank, long_on_first};
+use crate::common::{Error, exact};
 
 /// The volume in a file.
 const VOLUME: &str = "full";
@@ -47,6 +48,7 @@ pub struct Targets {
     /// Their positions among the labels of a file.
     pub columns: Vec<usize>,
     /// Their means in the training set: what a constant predicts.
+    #[serde(with = "exact")]
     pub means: Vec<f64>,
 }
 
@@ -57,11 +59,12 @@ impl fmt::Display for Universes {
 }
 
 impl Universes {
-    /// Opens each of `files`. For rank 0, which tells the others.
+    /// Opens each of `files`, with a sign of life after each. For rank 0, which tells the others.
     ///
     /// # Errors
-    /// [`Error::Data`] when a file cannot be read; [`Error::Usage`] when shapes differ or are no cubes.
-    pub fn open(files: Vec<PathBuf>) -> Result<Universes, Error> {
+    /// [`Error::Data`] when a file cannot be read; [`Error::Usage`] when shapes differ or are no cubes, or a parameter is no
+    /// number.
+    pub fn open(files: Vec<PathBuf>, alive: &mut Alive<'_>) -> Result<Universes, Error> {
         let mut shape = None;
         let (mut names, mut labels) = (Vec::new(), Vec::new());
         for path in &files {
@@ -84,7 +87,11 @@ impl Universes {
                 let message = format!("{}: {} parameters where the first file has {}", path.display(), row.len(), names.len());
                 return Err(Error::Usage(message));
             }
+            if let Some(column) = row.iter().position(|value| !value.is_finite()) {
+                return Err(Error::Usage(format!("{}: parameter {} is {}", path.display(), names[column], row[column])));
+            }
             labels.push(row);
+            alive.beat()?;
         }
         let shape = shape.ok_or_else(|| Error::Usage("there are no universes to read".into()))?;
         Ok(Universes { files, channels: shape.channels, width: shape.extent[0], names, labels })
@@ -95,7 +102,7 @@ impl Universes {
     /// # Errors
     /// As for [`Universes::open`].
     pub fn of_folder(rank: &Rank, folder: &Path) -> Result<Universes, Error> {
-        on_first(rank.world(), || Universes::open(list_files(folder, 0)?))
+        long_on_first(rank.world(), |alive| Universes::open(list_files(folder, 0)?, alive))
     }
 
     /// Training and test universes. Collective: rank 0 looks.
@@ -103,7 +110,7 @@ impl Universes {
     /// # Errors
     /// As for [`Universes::open`], and [`Error::Usage`] when one of the sets would be empty or they do not match.
     pub fn split(rank: &Rank, data: &Path, test: &TestArgs, seed: u64) -> Result<(Universes, Universes), Error> {
-        on_first(rank.world(), || {
+        long_on_first(rank.world(), |alive| {
             let files = list_files(data, 0)?;
             let (train, held_out) = match &test.test_data {
                 Some(folder) => (files, list_files(folder, 0)?),
@@ -116,7 +123,7 @@ impl Universes {
                     held_out.len()
                 )));
             }
-            let (train, held_out) = (Universes::open(train)?, Universes::open(held_out)?);
+            let (train, held_out) = (Universes::open(train, alive)?, Universes::open(held_out, alive)?);
             let shape = |u: &Universes| (u.channels, u.width, u.names.clone());
             if shape(&train) != shape(&held_out) {
                 return Err(Error::Usage(format!("training universes are {train}, test universes {held_out}")));

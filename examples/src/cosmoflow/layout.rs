@@ -1,8 +1,8 @@
 //! A dry run: how the network lies on a grid, and what memory that takes.
 
-use burn_spatial::halo::{AxisWindow, WindowPlan};
 use burn_spatial::layout::Axis;
 use burn_spatial::nn::PaddingMode;
+use burn_spatial::window::{AxisWindow, WindowPlan};
 use burn_spatial::{Grid, Layout};
 use burn_spatial_models::CosmoFlowConfig;
 use burn_spatial_models::cosmoflow::{Layer, LayerKind};
@@ -71,7 +71,7 @@ fn follow(layer: &Layer, before: &Layout, grid: Grid) -> (Layout, usize) {
         // An output with fewer voxels than ranks: the axis is gathered first.
         let (input, after) = match window.output_axis(&input) {
             Some(after) => (input, after),
-            None => (Axis::full(input.extent), Axis::full(window.output(input.extent))),
+            None => (Axis::full(input.extent()), Axis::full(window.output(input.extent()))),
         };
         output = output.with_dim(dim, vec![after.clone()]);
         axes.push((input, after));

@@ -14,7 +14,7 @@ use crate::common::checkpoint::State;
 use crate::common::data::fingerprint;
 use crate::common::ranks::{Rank, on_all, on_first};
 use crate::common::training::{Plan, Task, Training};
-use crate::common::{self, Backend, Device, Error, compare, report};
+use crate::common::{self, Backend, Device, Error, compare, exact, report};
 
 /// What a training made.
 pub struct Outcome {
@@ -36,6 +36,7 @@ pub struct Network {
     /// Whether there is batch norm.
     pub batch_norm: bool,
     /// Dropout.
+    #[serde(with = "exact")]
     pub dropout: f64,
     /// Divisor of channels and units.
     pub scale: usize,

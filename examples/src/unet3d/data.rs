@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use burn_spatial::comm::Alive;
 use burn_spatial::place::SpatialBackend;
 use burn_spatial_io::{
     BlockSpec, DataError, DataGroup, Loader, LoaderOptions, Sample, SampleSource, SegmentationBatch, SegmentationDataset,
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::cli::FileArgs;
 use crate::common::cli::TestArgs;
 use crate::common::data::{OnGrid, Scaling, differs};
-use crate::common::ranks::{Rank, on_all, on_first};
+use crate::common::ranks::{Rank, long_on_first, on_all};
 use crate::common::{Device, Error};
 
 /// Files of labelled volumes of one shape.
@@ -34,11 +35,11 @@ pub fn options(files: &FileArgs, classes: usize, ignored: Option<i64>) -> Segmen
 }
 
 impl Volumes {
-    /// Opens each of `files`. For rank 0, which tells the others.
+    /// Opens each of `files`, with a sign of life after each. For rank 0, which tells the others.
     ///
     /// # Errors
     /// [`Error::Data`] when a file cannot be read; [`Error::Usage`] when shapes differ or there is no file.
-    pub fn open(files: Vec<PathBuf>, options: &SegmentationOptions) -> Result<Volumes, Error> {
+    pub fn open(files: Vec<PathBuf>, options: &SegmentationOptions, alive: &mut Alive<'_>) -> Result<Volumes, Error> {
         let mut shape = None;
         for path in &files {
             let own = options.check(path, 0)?;
@@ -46,6 +47,7 @@ impl Volumes {
             if first != own {
                 return Err(differs(path, own, &files[0], first));
             }
+            alive.beat()?;
         }
         let shape = shape.ok_or_else(|| Error::Usage("there are no volumes to read".into()))?;
         Ok(Volumes { files, options: options.clone(), channels: shape.channels, extent: shape.extent })
@@ -56,7 +58,7 @@ impl Volumes {
     /// # Errors
     /// As for [`Volumes::open`].
     pub fn of_folder(rank: &Rank, folder: &Path, options: &SegmentationOptions) -> Result<Volumes, Error> {
-        on_first(rank.world(), || Volumes::open(list_files(folder, 0)?, options))
+        long_on_first(rank.world(), |alive| Volumes::open(list_files(folder, 0)?, options, alive))
     }
 
     /// Training and test volumes; the extents of the two sets may differ. Collective: rank 0 looks.
@@ -64,7 +66,7 @@ impl Volumes {
     /// # Errors
     /// As for [`Volumes::open`], and [`Error::Usage`] when one of the sets would be empty or they do not match.
     pub fn split(rank: &Rank, data: &Path, test: &TestArgs, seed: u64, options: &SegmentationOptions) -> Result<(Volumes, Volumes), Error> {
-        on_first(rank.world(), || {
+        long_on_first(rank.world(), |alive| {
             let files = list_files(data, 0)?;
             let (train, held_out) = match &test.test_data {
                 Some(folder) => (files, list_files(folder, 0)?),
@@ -77,7 +79,7 @@ impl Volumes {
                     held_out.len()
                 )));
             }
-            let (train, held_out) = (Volumes::open(train, options)?, Volumes::open(held_out, options)?);
+            let (train, held_out) = (Volumes::open(train, options, alive)?, Volumes::open(held_out, options, alive)?);
             if train.channels != held_out.channels {
                 let message = format!("training volumes have {} channels, test volumes {}", train.channels, held_out.channels);
                 return Err(Error::Usage(message));

@@ -48,7 +48,7 @@ pub fn run(rank: Rank, args: &PredictArgs) -> Result<(), Error> {
     let classes = place::to_layout_int(classes, &Layout::volume(&[1, 1, d, h, w], rank.mesh.grid()));
     let labels: Vec<u8> = place::local_int(classes.clone()).iter::<i64>().map(|class| class as u8).collect();
     let path = args.out.join(FILE_NAME);
-    write_volume(&path, "segmentation", shape.extent, &labels, &rank.mesh)?;
+    on_all(rank.world(), write_volume(&path, "segmentation", shape.extent, &labels, &rank.mesh).map_err(Error::from))?;
 
     let slices = slices(&image, &classes, shape.extent);
     on_first(rank.world(), || plot::segmentation(&args.out.join("prediction.png"), &slices, state.setup.classes))?;

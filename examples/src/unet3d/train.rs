@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 use burn_spatial_io::{Epoch, Loader, LoaderOptions, SegmentationBatch, SegmentationOptions};
-use burn_spatial_models::loss::DiceCrossEntropy;
+use burn_spatial_models::loss::{DiceCrossEntropy, all_ignored};
 use burn_spatial_models::metric::ClassCounts;
 use burn_spatial_models::{UNet3d, UNet3dConfig};
 use serde::{Deserialize, Serialize};
@@ -40,6 +40,10 @@ pub struct Setup {
 }
 
 impl Setup {
+    fn config(&self) -> UNet3dConfig {
+        UNet3dConfig::new().with_inputs(self.inputs).with_classes(self.classes).with_depth(self.depth).with_width(self.width)
+    }
+
     fn new(args: &ModelArgs, volumes: &Volumes) -> Setup {
         let SegmentationOptions { classes, ignored, .. } = volumes.options;
         Setup { inputs: volumes.channels, classes, depth: args.depth, width: args.width, ignored }
@@ -59,8 +63,11 @@ impl Task for Segmentation {
     type Batch = SegmentationBatch<Backend>;
 
     fn model(setup: &Setup, device: &Device) -> Result<UNet3d<Backend>, Error> {
-        let config = UNet3dConfig::new().with_inputs(setup.inputs).with_classes(setup.classes);
-        Ok(config.with_depth(setup.depth).with_width(setup.width).init(device)?)
+        Ok(setup.config().init(device)?)
+    }
+
+    fn counts_nothing(&self, batch: &SegmentationBatch<Backend>) -> bool {
+        self.loss.ignore_index.is_some_and(|index| all_ignored(batch.targets.clone(), index))
     }
 
     fn batches(&self, state: &State<Setup>) -> Epoch<Backend, SegmentationBatch<Backend>> {
@@ -133,10 +140,12 @@ pub fn train(rank: &Rank, args: &TrainArgs) -> Result<Outcome, Error> {
         option: ("--class-weights", weights(&args.model)),
     };
     plan.check(rank)?;
+    let setup = Setup::new(&args.model, &volumes);
+    on_all(rank.world(), setup.config().check_training(plan.smallest_batch(), volumes.extent).map_err(Error::from))?;
     let scaling = volumes.scaling(rank)?;
     let options = LoaderOptions { batch, seed: Some(seed), workers: args.run.workers, prefetch: 2 };
     let task = Segmentation { loader: volumes.loader(rank, &scaling, options)?, loss };
-    let mut training = Training::start(rank, &task, &plan, Setup::new(&args.model, &volumes), scaling)?;
+    let mut training = Training::start(rank, &task, &plan, setup, scaling)?;
     if rank.is_first() {
         let [d, h, w] = volumes.extent;
         println!(
@@ -170,9 +179,11 @@ pub fn compare_ranks(rank: Rank, args: &CompareArgs) -> Result<(), Error> {
     let loss = on_all(rank.world(), loss(&args.model))?;
     let options = data::options(&args.files, args.model.classes.into(), args.model.ignore_index);
     let volumes = Volumes::of_folder(&rank, &args.data, &options)?;
+    let setup = Setup::new(&args.model, &volumes);
+    let first = args.model.batch.get().min(volumes.files.len());
+    on_all(rank.world(), setup.config().check_training(first, volumes.extent).map_err(Error::from))?;
     let scaling = volumes.scaling(&rank)?;
     let options = LoaderOptions { batch: args.model.batch.get(), seed: None, workers: 1, prefetch: 1 };
     let task = Segmentation { loader: volumes.loader(&rank, &scaling, options)?, loss };
-    let setup = Setup::new(&args.model, &volumes);
     compare::step(&rank, &task, (setup, scaling), args.model.seed, &args.step)
 }

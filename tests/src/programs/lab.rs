@@ -103,7 +103,7 @@ fn block<E: burn::tensor::Element>(data: &TensorData, layout: &Layout, device: &
     let mut positions = vec![0];
     for axis in layout.axes() {
         let (start, end) = axis.owned(coords);
-        positions = positions.iter().flat_map(|p| (start..end).map(move |i| p * axis.extent + i)).collect();
+        positions = positions.iter().flat_map(|p| (start..end).map(move |i| p * axis.extent() + i)).collect();
     }
     let values = data.as_slice::<E>().expect("the type of the data");
     TensorData::new(positions.iter().map(|p| values[*p]).collect::<Vec<E>>(), layout.local_shape(coords))

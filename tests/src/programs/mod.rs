@@ -375,7 +375,7 @@ pub fn layout(shape: &[usize], grid: [usize; 4], seed: u64) -> Layout {
             continue;
         }
         // Whole axes with an element for each rank; no shard is empty.
-        let fit = |axis: &Axis| axis.storage == Storage::Full && axis.extent >= ranks;
+        let fit = |axis: &Axis| *axis.storage() == Storage::Full && axis.extent() >= ranks;
         let all: Vec<(usize, usize)> = dims
             .iter()
             .enumerate()
@@ -385,17 +385,17 @@ pub fn layout(shape: &[usize], grid: [usize; 4], seed: u64) -> Layout {
             continue;
         }
         let (dim, at) = all[turn % all.len()];
-        let extent = dims[dim][at].extent;
+        let extent = dims[dim][at].extent();
         let factors: Vec<usize> = (ranks.max(2)..extent).filter(|f| extent.is_multiple_of(*f)).collect();
         let extent = if cut && !factors.is_empty() { draws.pick(&factors) } else { extent };
-        let rest = dims[dim][at].extent / extent;
+        let rest = dims[dim][at].extent() / extent;
         let split = Axis::split(mesh, boundaries(extent, ranks, &mut draws));
         let axes = if draws.once_in(2) { vec![split, Axis::full(rest)] } else { vec![Axis::full(rest), split] };
         // Factors of extent 1 are dropped.
-        let axes: Vec<Axis> = axes.into_iter().filter(|axis| axis.extent > 1).collect();
+        let axes: Vec<Axis> = axes.into_iter().filter(|axis| axis.extent() > 1).collect();
         dims[dim].splice(at..=at, axes);
     }
-    Layout::new(dims)
+    Layout::try_new(dims).expect("each axis of the mesh splits one dimension")
 }
 
 /// Boundaries of `ranks` shards of at least one element each, some of them long.

@@ -37,6 +37,7 @@ pub(super) fn pool_spec(w: &Window) -> PoolSpec {
         dilation: first(&w.dilation),
         count_include_pad: w.include,
         ceil: w.ceil,
+        divisor: None,
     }
 }
 

@@ -7,7 +7,7 @@ use burn_flex::FlexTensor;
 use burn_std::{bf16, f16};
 
 use super::bytes;
-use crate::stats::copied;
+use crate::copies::copied;
 
 /// Combines the box `at` of `target` with `part`, of that box's shape: `f(target, part)` for each run of neighbours. Gives
 /// both back where the target is shared or not dense, or of a type without this.

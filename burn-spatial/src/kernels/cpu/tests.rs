@@ -447,15 +447,21 @@ fn pools_equal_plain_loops() {
                 })
                 .product::<usize>()
         };
-        let divisor = |o: usize, count: Count| if count == Count::Inside { inside[o % outs] } else { before(o % outs) }.max(1) as f64;
+        let divisor = |o: usize, count: Count| match count {
+            Count::Inside => inside[o % outs].max(1) as f64,
+            Count::Fixed(divisor) => divisor as f64,
+            _ => before(o % outs).max(1) as f64,
+        };
         let [_, h, w] = inputs(&window);
-        let (mut spread, mut spread_inside) = (vec![0.0; planes * ins], vec![0.0; planes * ins]);
+        let [mut spread, mut spread_inside, mut spread_fixed] = [0; 3].map(|_| vec![0.0; planes * ins]);
+        let fixed = Count::Fixed(rng.within(1, 9));
         for p in 0..planes {
             reads(&window, |i, _, o| {
                 let (value, o) = (x[p * ins + i], p * outs + o);
                 sum[o] += value;
                 spread[p * ins + i] += g[o] / divisor(o, padded);
                 spread_inside[p * ins + i] += g[o] / divisor(o, Count::Inside);
+                spread_fixed[p * ins + i] += g[o] / divisor(o, fixed);
                 if from[o] == usize::MAX || value > best[o] || (value.is_nan() && !best[o].is_nan()) {
                     best[o] = value;
                     from[o] = p * ins + i;
@@ -496,7 +502,7 @@ fn pools_equal_plain_loops() {
         }
 
         if round % 2 == 1 {
-            for (count, spread) in [(padded, &spread), (Count::Inside, &spread_inside)] {
+            for (count, spread) in [(padded, &spread), (Count::Inside, &spread_inside), (fixed, &spread_fixed)] {
                 let mean: Vec<f64> = sum.iter().enumerate().map(|(o, s)| s / divisor(o, count)).collect();
                 close(&back(super::super::avg_pool3d::<Flex>(xt.clone(), &window, count)), &mean, 1e-14, "average");
                 close(&back(generic::avg_pool3d::<Flex>(xt.clone(), &window, count)), &mean, 1e-14, "generic average");

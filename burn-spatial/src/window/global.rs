@@ -3,11 +3,8 @@
 //! Output `o` reads inputs `o * stride - low + {0, dilation, .., (kernel - 1) * dilation}`. Outside the volume is
 //! padding: nothing, or voxels of the volume itself as a [`PaddingMode`] says.
 
-use crate::kernels::WindowAxis;
-use crate::layout::Axis;
-use crate::nn::PaddingMode;
-
-use super::plan::{AxisNeed, Piece};
+use crate::layout::{Axis, AxisNeed, Piece};
+use crate::window::{PaddingMode, WindowAxis};
 
 /// A window along one axis of the whole volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -3,11 +3,11 @@
 
 use std::ops::Range;
 
-use crate::kernels::{Window, WindowAxis};
+use super::{Window, WindowAxis};
 
 /// Outputs next to each other, and a box of the block: what they are computed from together, or what they give back.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Part {
+pub(crate) struct Part {
     /// Where the first one lies among all outputs.
     pub at: [usize; 3],
     /// The box of the block.
@@ -92,14 +92,14 @@ fn readers(axis: &WindowAxis, inputs: &Range<usize>) -> Range<usize> {
 }
 
 /// The box `input` of the block and the outputs that read it; `None` where none does.
-pub(super) fn reading(window: &Window, input: [Range<usize>; 3]) -> Option<Part> {
+pub(crate) fn reading(window: &Window, input: [Range<usize>; 3]) -> Option<Part> {
     let outputs: [Range<usize>; 3] = std::array::from_fn(|i| readers(&window[i], &input[i]));
     outputs.iter().all(|range| !range.is_empty()).then(|| Part::new(window, &outputs, input))
 }
 
 /// The outputs computed from the shard, which lies at `own` in the block, in up to `pieces` pieces along the depth; and
 /// the others. `None` where the shard suffices for no output.
-pub(super) fn split(window: &Window, own: [Range<usize>; 3], pieces: usize) -> Option<(Vec<Part>, Vec<Part>)> {
+pub(crate) fn split(window: &Window, own: [Range<usize>; 3], pieces: usize) -> Option<(Vec<Part>, Vec<Part>)> {
     let inner: [Range<usize>; 3] = std::array::from_fn(|i| inner(&window[i], &own[i]));
     if inner.iter().any(Range::is_empty) {
         return None;
@@ -110,14 +110,14 @@ pub(super) fn split(window: &Window, own: [Range<usize>; 3], pieces: usize) -> O
 }
 
 /// A box in up to `pieces` pieces along the depth.
-pub(super) fn along_depth(outputs: &[Range<usize>; 3], pieces: usize) -> impl Iterator<Item = [Range<usize>; 3]> {
+pub(crate) fn along_depth(outputs: &[Range<usize>; 3], pieces: usize) -> impl Iterator<Item = [Range<usize>; 3]> {
     let [depth, height, width] = outputs.clone();
     let step = depth.len().div_ceil(pieces).max(1);
     depth.clone().step_by(step).map(move |start| [start..(start + step).min(depth.end), height.clone(), width.clone()])
 }
 
 /// Boxes of the outputs outside of `inner`: two slabs an axis, without what those of the axes before it have.
-pub(super) fn around(inner: &[Range<usize>; 3], outputs: [usize; 3]) -> Vec<[Range<usize>; 3]> {
+pub(crate) fn around(inner: &[Range<usize>; 3], outputs: [usize; 3]) -> Vec<[Range<usize>; 3]> {
     let sides = |axis: usize| [0..inner[axis].start, inner[axis].end..outputs[axis]].map(|side| (axis, side));
     let slab = |(axis, side): (usize, Range<usize>)| -> [Range<usize>; 3] {
         std::array::from_fn(|i| match i {
@@ -130,7 +130,7 @@ pub(super) fn around(inner: &[Range<usize>; 3], outputs: [usize; 3]) -> Vec<[Ran
 }
 
 /// A box of outputs cut along depth and height, the longer first, until each piece reads a box of at most so many `voxels`, or is a row.
-pub(super) fn cut(
+pub(crate) fn cut(
     outputs: [Range<usize>; 3],
     voxels: usize,
     input: &impl Fn(&[Range<usize>; 3]) -> [Range<usize>; 3],

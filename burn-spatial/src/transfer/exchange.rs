@@ -5,9 +5,9 @@ use burn_std::{Shape, Slice};
 
 use super::plan::{Message, Plan, Region};
 use crate::comm::{CommError, Request};
+use crate::copies::copied;
 use crate::kind::{Kind, Numeric};
 use crate::mesh::{AxisSet, Mesh};
-use crate::stats::copied;
 use crate::trace::timed;
 
 /// Tag of messages that carry boxes forward.

@@ -5,10 +5,10 @@ use burn_std::Shape;
 
 use crate::comm::CommError;
 use crate::device::RankContext;
-use crate::halo::{AxisNeed, exchange};
 use crate::kind::Kind;
-use crate::layout::{Axis, Layout, Storage, refine};
+use crate::layout::{Axis, AxisNeed, Layout, Storage, refine};
 use crate::trace::timed;
+use crate::transfer::exchange;
 
 /// The local block under layout `to`, from the one under `from`. Neither has pending sums. Collective over the mesh
 /// axes along which a split changes; uniform axes are stored where `to` stores them.
@@ -35,7 +35,7 @@ pub(crate) fn redistribute<B: Backend, K: Kind<B>>(
             }
         }
     }
-    debug_assert!(
+    assert!(
         axes.iter().all(|(a, b)| a.storage == Storage::Uniform || b.storage != Storage::Uniform),
         "what varies along an axis cannot be stored once: {from} to {to}"
     );
