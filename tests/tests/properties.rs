@@ -2,212 +2,24 @@
 //! identity <F x, y> = <x, F* y> of what moves data.
 
 use burn::backend::{Autodiff, Flex};
-use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::module::conv_transpose3d;
-use burn::tensor::ops::{ConvOptions, ConvTransposeOptions, InterpolateMode, InterpolateOptions};
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::ops::ConvTransposeOptions;
+use burn::tensor::{Tensor, TensorData};
 use burn_spatial::comm::Kind;
-use burn_spatial::layout::{Axis, Layout};
-use burn_spatial::mesh::MeshAxis;
-use burn_spatial::nn::{
-    ConvSpec, PaddingMode, PoolSpec, UpsampleMode, UpsampleSpec, WindowBackend, avg_pool3d, max_pool3d, padded_conv3d, upsample3d,
-};
+use burn_spatial::layout::Layout;
+use burn_spatial::nn::{ConvSpec, UpsampleMode, UpsampleSpec, padded_conv3d, upsample3d};
 use burn_spatial::{Grid, Spatial, place};
 use burn_spatial_tests::grid::on_grid;
-use burn_spatial_tests::planes::{self, distance, numbers, run_line, run_plane, tensor};
-use burn_spatial_tests::suite::Device;
+use burn_spatial_tests::planes::{numbers, tensor};
+use burn_spatial_tests::random_windows::{
+    Op, compare, compare_line, compare_plane, layout, own_threads, planars, run, settings, settings_of, transposed,
+};
 use proptest::prelude::*;
 
-type Plain = Autodiff<Flex>;
 type Split = Autodiff<Spatial<Flex>>;
-
-#[derive(Clone, Debug)]
-enum Op {
-    Conv { weight: [usize; 5], bias: bool, spec: ConvSpec },
-    Average(PoolSpec),
-    Maximum(PoolSpec),
-    Transposed { weight: [usize; 5], bias: bool, options: ConvTransposeOptions<3> },
-    Upsample(UpsampleSpec),
-}
-
-#[derive(Clone, Debug)]
-struct Setting {
-    grid: Grid,
-    shape: [usize; 5],
-    /// Shard boundaries of batch, depth, height and width.
-    offsets: [Vec<usize>; 4],
-    op: Op,
-    seed: u64,
-}
-
-/// Output and gradients, in f64.
-fn run<B: AutodiffBackend + WindowBackend>(s: &Setting, device: &B::Device, place: impl Fn(Tensor<B, 5>) -> Tensor<B, 5>) -> Vec<Vec<f64>> {
-    let x = place(tensor::<B, 5>(s.shape, s.seed, device)).require_grad();
-    let mut weights = Vec::new();
-    let mut shift = None;
-    let y = match &s.op {
-        Op::Conv { weight, bias, spec } => {
-            let w = tensor::<B, 5>(*weight, s.seed + 1, device).require_grad();
-            weights.push(w.clone());
-            shift = bias.then(|| {
-                let data = TensorData::new(numbers(weight[0], s.seed + 2), [weight[0]]);
-                Tensor::<B, 1>::from_data(data, (device, DType::F64)).require_grad()
-            });
-            padded_conv3d(x.clone(), w, shift.clone(), spec)
-        }
-        Op::Transposed { weight, bias, options } => {
-            let w = tensor::<B, 5>(*weight, s.seed + 1, device).require_grad();
-            weights.push(w.clone());
-            shift = bias.then(|| {
-                let channels = weight[1] * options.groups;
-                let data = TensorData::new(numbers(channels, s.seed + 2), [channels]);
-                Tensor::<B, 1>::from_data(data, (device, DType::F64)).require_grad()
-            });
-            conv_transpose3d(x.clone(), w, shift.clone(), options.clone())
-        }
-        Op::Upsample(spec) => upsample3d(x.clone(), spec),
-        Op::Average(spec) => avg_pool3d(x.clone(), spec),
-        Op::Maximum(spec) => max_pool3d(x.clone(), spec).0,
-    };
-    // A gradient that tells every position from every other.
-    let gy = tensor::<B, 5>(y.dims(), s.seed + 3, device);
-    let gradients = (y.clone() * gy).sum().backward();
-    let read = |t: Tensor<B::InnerBackend, 5>| t.into_data().to_vec::<f64>().unwrap();
-    let mut all = vec![y.into_data().to_vec::<f64>().unwrap(), read(x.grad(&gradients).unwrap())];
-    all.extend(weights.iter().map(|w| read(w.grad(&gradients).unwrap())));
-    all.extend(shift.iter().map(|b| b.grad(&gradients).unwrap().into_data().to_vec::<f64>().unwrap()));
-    all
-}
-
-/// Increasing boundaries of `extent` in `ranks` shards of at least one voxel.
-fn boundaries(extent: usize, ranks: usize) -> impl Strategy<Value = Vec<usize>> {
-    proptest::sample::subsequence((1..extent).collect::<Vec<_>>(), ranks - 1).prop_map(move |mut inner| {
-        inner.insert(0, 0);
-        inner.push(extent);
-        inner
-    })
-}
-
-fn grids() -> impl Strategy<Value = Grid> {
-    proptest::sample::select(vec![
-        [1, 2, 1, 1],
-        [1, 1, 2, 1],
-        [1, 1, 1, 2],
-        [1, 2, 2, 1],
-        [2, 1, 2, 1],
-        [1, 3, 1, 1],
-        [1, 1, 1, 4],
-        [1, 2, 2, 2],
-        [2, 1, 1, 1],
-    ])
-    .prop_map(Grid)
-}
-
-/// Kernel, stride, dilation, padding, and what that holds.
-type WindowOptions = ([usize; 3], [usize; 3], [usize; 3], [(usize, usize); 3], PaddingMode);
-
-fn windows() -> impl Strategy<Value = WindowOptions> {
-    let modes = vec![PaddingMode::Zeros, PaddingMode::Zeros, PaddingMode::Periodic, PaddingMode::Reflect, PaddingMode::Replicate];
-    (
-        [1..=5usize, 1..=5, 1..=5],
-        [1..=3usize, 1..=3, 1..=3],
-        [1..=2usize, 1..=2, 1..=2],
-        [(0..=3usize, 0..=3usize), (0..=3, 0..=3), (0..=3, 0..=3)],
-        proptest::sample::select(modes),
-    )
-}
-
-fn op(shape: [usize; 5]) -> impl Strategy<Value = Op> {
-    (0..5, windows(), 1..=2usize, 1..=2usize, any::<bool>(), any::<bool>()).prop_filter_map(
-        "the window does not fit",
-        move |(kind, w, groups, out, flag, ceil)| {
-            let (kernel, stride, dilation, padding, mode) = w;
-            match kind {
-                0 | 1 => {
-                    let groups = if shape[1].is_multiple_of(groups) { groups } else { 1 };
-                    let weight = [out * groups, shape[1] / groups, kernel[0], kernel[1], kernel[2]];
-                    let spec = ConvSpec { stride, padding, mode, dilation, groups };
-                    spec.window(shape, weight).ok().map(|_| Op::Conv { weight, bias: flag, spec })
-                }
-                4 => {
-                    let mode = if ceil { UpsampleMode::Trilinear } else { UpsampleMode::Nearest };
-                    // Up to three times as large, or smaller.
-                    let size = std::array::from_fn(|i| (shape[2 + i] * stride[i]).saturating_sub(padding[i].0).max(1));
-                    let scale = (out == 2).then(|| std::array::from_fn(|i| stride[i] as f64 * 0.9));
-                    Some(Op::Upsample(UpsampleSpec { size, scale, mode, align_corners: flag }))
-                }
-                _ => {
-                    let padding = std::array::from_fn(|i| padding[i].0.min(kernel[i] / 2));
-                    let spec =
-                        PoolSpec { kernel, stride, padding, dilation, count_include_pad: flag, divisor: (out == 2).then_some(5), ceil };
-                    spec.window(shape).ok().map(|_| if kind == 2 { Op::Average(spec) } else { Op::Maximum(spec) })
-                }
-            }
-        },
-    )
-}
-
-fn transposed(shape: [usize; 5]) -> impl Strategy<Value = Op> {
-    (windows(), [0..=2usize, 0..=2, 0..=2], 1..=2usize, 1..=2usize, any::<bool>()).prop_filter_map(
-        "nothing is left",
-        move |(w, extra, groups, out, bias)| {
-            let (kernel, stride, dilation, padding, _) = w;
-            let groups = if shape[1].is_multiple_of(groups) { groups } else { 1 };
-            let weight = [shape[1], out, kernel[0], kernel[1], kernel[2]];
-            let padding = padding.map(|p| p.0);
-            let padding_out: [usize; 3] = std::array::from_fn(|i| extra[i].min(stride[i].max(dilation[i]) - 1));
-            let left = |i: usize| (shape[2 + i] - 1) * stride[i] + (kernel[i] - 1) * dilation[i] + 1 + padding_out[i] > 2 * padding[i];
-            let options = ConvTransposeOptions::new(stride, padding, padding_out, dilation, groups);
-            (0..3).all(left).then_some(Op::Transposed { weight, bias, options })
-        },
-    )
-}
-
-fn settings() -> impl Strategy<Value = Setting> {
-    settings_of(op)
-}
-
-fn settings_of<S: Strategy<Value = Op>>(op: impl Fn([usize; 5]) -> S + Copy) -> impl Strategy<Value = Setting> {
-    (grids(), [1..=3usize, 1..=3, 1..=7, 1..=7, 1..=7], any::<u32>())
-        .prop_flat_map(move |(grid, shape, seed)| {
-            let [n, d, h, w] = grid.0;
-            // At least one voxel a rank, at times exactly one.
-            let shape = [shape[0].max(n), shape[1], shape[2].max(d), shape[3].max(h), shape[4].max(w)];
-            let offsets = [boundaries(shape[0], n), boundaries(shape[2], d), boundaries(shape[3], h), boundaries(shape[4], w)];
-            (Just(grid), Just(shape), offsets, op(shape), Just(seed as u64))
-        })
-        .prop_map(|(grid, shape, offsets, op, seed)| Setting { grid, shape, offsets, op, seed })
-}
-
-fn layout(s: &Setting) -> Layout {
-    [0, 2, 3, 4].into_iter().zip(&s.offsets).zip(MeshAxis::ALL).fold(Layout::full(&s.shape), |layout, ((dim, offsets), mesh)| {
-        if offsets.len() > 2 { layout.with_dim(dim, vec![Axis::split(mesh, offsets.clone())]) } else { layout }
-    })
-}
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(x, y)| x * y).sum()
-}
-
-/// Runs a setting on its grid and on one plain rank.
-fn compare(s: &Setting) -> Result<(), TestCaseError> {
-    let expected = run::<Plain>(s, &Default::default(), |x| x);
-    let layout = layout(s);
-    let all = on_grid(s.grid, |device| {
-        let result = run::<Split>(s, device, |x| place::to_layout(x, &layout));
-        assert_eq!(device.stats().gathered(), 0);
-        result
-    });
-    all.iter().try_for_each(|result| equal(result, &expected))
-}
-
-/// Asserts that two lists of results are the same up to rounding.
-fn equal(got: &[Vec<f64>], want: &[Vec<f64>]) -> Result<(), TestCaseError> {
-    for (got, want) in got.iter().zip(want) {
-        let off = distance(got, want);
-        prop_assert!(off <= 1e-11, "off by {off} of the largest entry");
-    }
-    Ok(())
 }
 
 proptest! {
@@ -215,7 +27,7 @@ proptest! {
 
     #[test]
     fn windows_of_any_shards_equal_one_rank(s in settings()) {
-        compare(&s)?;
+        compare(&s, &own_threads)?;
     }
 }
 
@@ -225,132 +37,21 @@ proptest! {
     /// Burn's transposed convolutions against those of its plain CPU backend.
     #[test]
     fn transposed_convolutions_of_any_shards_equal_one_rank(s in settings_of(transposed)) {
-        compare(&s)?;
+        compare(&s, &own_threads)?;
     }
-}
-
-/// The first `N` of three numbers.
-fn first<const N: usize>(numbers: [usize; 3]) -> [usize; N] {
-    std::array::from_fn(|i| numbers[i])
-}
-
-/// An operation along the last `N` axes of x with `channels` and `extents`.
-fn planar<const N: usize>(channels: usize, extents: [usize; N]) -> impl Strategy<Value = planes::Op<N>> {
-    let kinds = if N == 2 { 6 } else { 5 };
-    (0..kinds, windows(), 1..=2usize, 1..=2usize, any::<bool>(), any::<bool>()).prop_filter_map(
-        "the window does not fit",
-        move |(kind, w, groups, out, flag, ceil)| {
-            let (kernel, stride, dilation, wide, _) = w;
-            let (kernel, stride, dilation) = (first::<N>(kernel), first::<N>(stride), first::<N>(dilation));
-            let padding: [usize; N] = first(wide.map(|p| p.0));
-            let half: [usize; N] = std::array::from_fn(|i| padding[i].min(kernel[i] / 2));
-            let groups = if channels.is_multiple_of(groups) { groups } else { 1 };
-            let fits =
-                |padding: [usize; N], dilation: [usize; N]| (0..N).all(|i| extents[i] + 2 * padding[i] > (kernel[i] - 1) * dilation[i]);
-            let op = match kind {
-                0 => {
-                    let options = ConvOptions::new(stride, padding, dilation, groups);
-                    planes::Op::Conv { channels: [out * groups, channels / groups], kernel, bias: flag, options }
-                }
-                1 => {
-                    let left = |i: usize| (extents[i] - 1) * stride[i] + (kernel[i] - 1) * dilation[i] + 1 > 2 * padding[i];
-                    let longer: [usize; N] = std::array::from_fn(|i| if ceil { stride[i] - 1 } else { 0 });
-                    let options = ConvTransposeOptions::new(stride, padding, longer, dilation, groups);
-                    return (0..N).all(left).then_some(planes::Op::Transposed { channels: [channels, out], kernel, bias: flag, options });
-                }
-                2 => planes::Op::Average { kernel, stride, padding: half, include: flag, ceil },
-                3 => planes::Op::Maximum { kernel, stride, padding: half, dilation, ceil },
-                4 => planes::Op::Adaptive { size: kernel },
-                _ => {
-                    let mode = [InterpolateMode::Nearest, InterpolateMode::Bilinear, InterpolateMode::Bicubic][wide[0].0 % 3].clone();
-                    let size = std::array::from_fn(|i| (extents[i] * stride[i]).saturating_sub(padding[i]).max(1));
-                    planes::Op::Interpolate { size, options: InterpolateOptions::new(mode).with_align_corners(flag) }
-                }
-            };
-            let fits = match op {
-                planes::Op::Conv { .. } => fits(padding, dilation),
-                planes::Op::Average { .. } => fits(half, [1; N]),
-                planes::Op::Maximum { .. } => fits(half, dilation),
-                _ => true,
-            };
-            fits.then_some(op)
-        },
-    )
-}
-
-/// A line or a plane: grid, batch, channels and extents, shard boundaries of batch and extents, the operation, a seed.
-type Planar<const N: usize> = (Grid, [usize; 2], [usize; N], Vec<Vec<usize>>, planes::Op<N>, u64);
-
-fn planars<const N: usize>() -> impl Strategy<Value = Planar<N>> {
-    let lines = [[1, 1, 1, 2], [2, 1, 1, 1], [2, 1, 1, 2], [1, 1, 1, 4], [1, 2, 1, 3]];
-    let planes = [[1, 1, 2, 1], [1, 1, 2, 2], [2, 1, 1, 1], [2, 1, 2, 1], [1, 1, 3, 1], [1, 2, 2, 2], [1, 1, 1, 3]];
-    let all = if N == 1 { lines.to_vec() } else { planes.to_vec() };
-    (proptest::sample::select(all), [1..=3usize, 1..=4], [1..=8usize, 1..=8, 1..=8], any::<u32>()).prop_flat_map(
-        move |(grid, outer, extents, seed)| {
-            let outer = [outer[0].max(grid[0]), outer[1]];
-            let extents: [usize; N] = std::array::from_fn(|i| extents[i].max(grid[4 - N + i]));
-            let mut offsets = vec![boundaries(outer[0], grid[0]).boxed()];
-            offsets.extend((0..N).map(|i| boundaries(extents[i], grid[4 - N + i]).boxed()));
-            (Just(Grid(grid)), Just(outer), Just(extents), offsets, planar(outer[1], extents), Just(u64::from(seed)))
-        },
-    )
-}
-
-/// A layout with the given boundaries of the batch and of the last dimensions.
-fn planar_layout(shape: &[usize], offsets: &[Vec<usize>]) -> Layout {
-    let spatial = offsets.len() - 1;
-    offsets.iter().enumerate().filter(|(_, o)| o.len() > 2).fold(Layout::full(shape), |layout, (i, o)| {
-        let (dim, mesh) = if i == 0 { (0, MeshAxis::Data) } else { (1 + i, MeshAxis::ALL[3 - spatial + i]) };
-        layout.with_dim(dim, vec![Axis::split(mesh, o.clone())])
-    })
-}
-
-/// What one rank computes: the CPU backend, but for the output where its gradients are wrong.
-fn one_rank<const N: usize>(op: &planes::Op<N>, plain: Vec<Vec<f64>>, run: impl Fn(&Device) -> Vec<Vec<f64>> + Sync) -> Vec<Vec<f64>> {
-    if op.trusted() {
-        return plain;
-    }
-    let own = on_grid(Grid::ONE, run).remove(0);
-    assert!(distance(&own[0], &plain[0]) < 1e-11);
-    own
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn planes_of_any_shards_equal_one_rank((grid, [n, c], [h, w], offsets, op, seed) in planars::<2>()) {
-        let shape = [n, c, h, w];
-        let plain = run_plane::<Plain>(&op, shape, seed, &Default::default(), |x| x);
-        let expected = one_rank(&op, plain, |device| run_plane::<Split>(&op, shape, seed, device, |x| x));
-        // A maximum of nothing has no position.
-        prop_assume!(expected[0].iter().all(|v| v.is_finite()));
-        let layout = planar_layout(&shape, &offsets);
-        let all = on_grid(grid, |device| {
-            let result = run_plane::<Split>(&op, shape, seed, device, |x| place::to_layout(x, &layout));
-            assert_eq!(device.stats().gathered(), 0, "{}", device.stats());
-            result
-        });
-        for result in all {
-            equal(&result, &expected)?;
-        }
+    fn planes_of_any_shards_equal_one_rank(case in planars::<2>()) {
+        compare_plane(&case, &own_threads)?;
     }
 
     #[test]
-    fn lines_of_any_shards_equal_one_rank((grid, [n, c], [w], offsets, op, seed) in planars::<1>()) {
-        let shape = [n, c, w];
-        let plain = run_line::<Plain>(&op, shape, seed, &Default::default(), |x| x);
-        let expected = one_rank(&op, plain, |device| run_line::<Split>(&op, shape, seed, device, |x| x));
-        prop_assume!(expected[0].iter().all(|v| v.is_finite()));
-        let layout = planar_layout(&shape, &offsets);
-        let all = on_grid(grid, |device| {
-            let result = run_line::<Split>(&op, shape, seed, device, |x| place::to_layout(x, &layout));
-            assert_eq!(device.stats().gathered(), 0, "{}", device.stats());
-            result
-        });
-        for result in all {
-            equal(&result, &expected)?;
-        }
+    fn lines_of_any_shards_equal_one_rank(case in planars::<1>()) {
+        compare_line(&case, &own_threads)?;
     }
 }
 

@@ -1,4 +1,4 @@
-//! Everything a checkout is used for with one command: `cargo xtask setup | demo | test | bench`.
+//! Everything a checkout is used for with one command: `cargo xtask setup | demo | test | verify | bench`.
 //!
 //! It runs before anything else is there, so it depends on next to nothing and compiles in seconds.
 
@@ -8,6 +8,7 @@ mod demo;
 mod job;
 mod setup;
 mod test;
+mod verify;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -22,7 +23,10 @@ usage: cargo xtask COMMAND
   bench (kernels | step) [OPTIONS]
                     measures kernels beside a matrix product, or training steps on one process and on two: with --help
                     the options, with --json FILE rows for programs
-  test              runs all tests: cargo's, then the programs under mpirun on 1, 2, 4 and 8 ranks";
+  test              runs all tests: cargo's, then the programs under mpirun on 1, 2, 4 and 8 ranks
+  verify [--programs N] [--windows N] [--minutes N] [--seed N] [--failures N] [--jobs N]
+                    runs random programs and windows (100,000 each) on 1 to 8 thread ranks against plain Burn, for so many
+                    minutes at most, and makes small what fails";
 
 /// An error for the one who typed the command.
 type Failure = Box<dyn std::error::Error>;
@@ -41,6 +45,7 @@ fn main() -> ExitCode {
         ["demo", name, "--out", out] => demo::run(name, Path::new(out)),
         ["bench", what @ ("kernels" | "step"), ref options @ ..] => bench::run(&[&[what], options].concat()),
         ["test"] => test::run(),
+        ["verify", ref options @ ..] => verify::run(options),
         ["help" | "-h" | "--help"] => {
             println!("{USAGE}");
             Ok(true)

@@ -144,7 +144,8 @@ pub fn check(program: &Program, ranks: &mut Ranks, limit: Duration) -> Result<bo
     // Burn has no gradient for some, and says so by a panic.
     let Ok(expected) = catch_unwind(AssertUnwindSafe(plain)) else { return Ok(false) };
     let mut gradients = expected.gradients.iter().flat_map(|(_, g)| g).flatten();
-    if !gradients.all(|g| g.abs() <= LARGEST_GRADIENT) {
+    let mut values = expected.values.iter().flat_map(|(_, v)| v);
+    if !gradients.all(|g| g.abs() <= LARGEST_GRADIENT) || !values.all(|v| v.is_finite()) {
         return Ok(false);
     }
     let again = program.clone();

@@ -48,7 +48,7 @@ impl Replay {
     /// Adds a step; whether it is valid, and small, and no rounding can change its result by much.
     pub fn step(&mut self, op: &Op, args: &[usize]) -> bool {
         let exact = args.iter().all(|a| self.exact[*a]);
-        if !exact && self.delicate(op, args) {
+        if (!exact && self.delicate(op, args)) || (product(op) && self.numbers[args[0]].iter().any(|v| *v < 1e-3)) {
             return false;
         }
         let operands: Vec<Value<Flex>> = args.iter().map(|a| self.values[*a].clone()).collect();
@@ -107,11 +107,14 @@ impl Replay {
             | Op::ArgSort(..)
             | Op::TopK(..)
             | Op::MaxPool(_) => close(x().iter().copied()),
-            // Burn divides by the elements for the gradient.
-            Op::Reduce(Reduce::Prod, _) | Op::ReduceAll(Reduce::Prod) | Op::Scan(Scan::Prod, _) => x().iter().any(|v| v.abs() < 1e-3),
             _ => false,
         }
     }
+}
+
+/// Whether it is a product whose gradient Burn has for positive numbers only: it takes logarithms, or divides.
+fn product(op: &Op) -> bool {
+    matches!(op, Op::Reduce(Reduce::Prod, _) | Op::ReduceAll(Reduce::Prod) | Op::Scan(Scan::Prod, _))
 }
 
 /// Whether two of the numbers are nearly the same.

@@ -143,7 +143,7 @@ fn work_on_programs(from: u64, count: u64) -> bool {
 
 fn work_on_windows(from: u64, count: u64) -> bool {
     quietly();
-    match random_windows::run(from, count, LIMIT, &|n| say(&Message::Ran(n))) {
+    match random_windows::run_many(from, count, LIMIT, &|| say(&Message::Ran(1)), &|text| say(&Message::Window(text))) {
         Ok(()) => std::process::exit(0),
         Err(text) => {
             say(&Message::Window(text));
