@@ -127,7 +127,7 @@ pub fn input<B: Lab>(input: &Input, grid: [usize; 4], device: &B::Device) -> Val
     let mut draws = Draws(input.values);
     if input.kind == Kind::Float {
         // Generic numbers in -1.5..1.5.
-        let numbers: Vec<f64> = (0..n).map(|_| (draws.next() >> 11) as f64 / (1u64 << 53) as f64 * 3.0 - 1.5).collect();
+        let numbers: Vec<f64> = (0..n).map(|_| (draws.any() >> 11) as f64 / (1u64 << 53) as f64 * 3.0 - 1.5).collect();
         return Value::Float(B::float(TensorData::new(numbers, input.shape.clone()), &layout, input.blocks, device));
     }
     let numbers: Vec<i64> = (0..n).map(|_| draws.below(12) as i64 - 3).collect();
