@@ -8,7 +8,7 @@ use burn_spatial_tests::programs::Node;
 use burn_spatial_tests::programs::generate::generate;
 
 /// The operations of which programs are made.
-const OPERATIONS: &str = "Full FullInt Arange Random Unary Scalar Binary Logic Not Compare CompareScalar MaskWhere MaskFill ToInt ToFloat \
+const OPERATIONS: &str = "Full FullInt Arange Random TimesRandom Unary Scalar Binary Logic Not Compare CompareScalar MaskWhere MaskFill ToInt ToFloat \
     Reduce ReduceAll SumDims ArgMax ArgMin MaxWithIndices Reshape Permute Slice SliceAssign SliceFill Cat Repeat Expand Flip Roll Unfold \
     Pad Tril Triu Select SelectAssign Gather Scatter Embedding Matmul Linear Attention Scan Sort ArgSort TopK Soft Conv Transposed \
     PaddedConv MaxPool AvgPool Adaptive Interpolate Upsample BatchNorm LayerNorm WholeVolume";

@@ -168,10 +168,14 @@ impl Writer {
             }
             let float = self.replay.values[i].kind() == Kind::Float;
             if float && i != first && (!used.contains(&i) || self.draws.once_in(8)) {
-                let sink = match self.draws.below(5) {
+                let sink = match self.draws.below(7) {
                     0 => Sink::Sum,
                     1 => Sink::Mean,
                     2 | 3 => Sink::Squares,
+                    4 | 5 => {
+                        let shape = self.shape_at(i);
+                        Sink::SquaredSums(self.dim(&shape))
+                    }
                     _ => Sink::Weighted(self.draws.any() >> 8),
                 };
                 self.program.sinks.push((i, sink));
@@ -534,7 +538,8 @@ impl Writer {
 
     fn random(&mut self) -> Option<(Op, Vec<usize>)> {
         let random = self.draws.pick(&[Random::Ones, Random::Coins, Random::Uniform, Random::Normal]);
-        Some((Op::Random(random), vec![self.of(Kind::Float)?]))
+        let op = if self.draws.once_in(2) { Op::TimesRandom(random) } else { Op::Random(random) };
+        Some((op, vec![self.of(Kind::Float)?]))
     }
 
     fn constant(&mut self) -> Option<(Op, Vec<usize>)> {

@@ -65,6 +65,8 @@ pub enum Sink {
     Mean,
     /// The sum of its squares.
     Squares,
+    /// The sum of the squares of its sums along a dimension: the gradient is the same along it.
+    SquaredSums(usize),
     /// The sum of its products with given numbers, which lie as the seed says.
     Weighted(u64),
 }
@@ -245,6 +247,8 @@ pub enum Op {
     Arange(i64),
     /// Like the operand.
     Random(Random),
+    /// The operand times random numbers like it.
+    TimesRandom(Random),
     Unary(Unary),
     Scalar(Scalar, f64),
     Binary(Binary),
