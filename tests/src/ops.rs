@@ -195,7 +195,9 @@ fn draw_integers(device: &Device) -> Vec<TensorData> {
     S::seed(device, 43);
     let x = place::split(Tensor::<S, 5>::from_data(volume(3), device)).int();
     let all = [Distribution::Default, Distribution::Uniform(-5.0, 7.0), Distribution::Bernoulli(0.3), Distribution::Normal(2.0, 9.0)];
-    all.into_iter().map(|distribution| (x.clone() * 0 + Tensor::<S, 5, Int>::random(SHAPE, distribution, device)).into_data()).collect()
+    all.into_iter()
+        .map(|distribution| (x.clone().mul_scalar(0) + Tensor::<S, 5, Int>::random(SHAPE, distribution, device)).into_data())
+        .collect()
 }
 
 /// Random integers, too; the default distribution has Burn's range, 0 to 254.

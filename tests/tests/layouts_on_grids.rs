@@ -49,7 +49,7 @@ fn what_a_cut_leaves_joins_the_axis_behind_it() {
 
 #[test]
 fn reshapes_of_every_split() {
-    let threes = |n: usize| (1..=n).flat_map(move |a| (1..=n).map(move |b| (a, b))).filter(move |(a, b)| n % (a * b) == 0);
+    let threes = |n: usize| (1..=n).flat_map(move |a| (1..=n).map(move |b| (a, b))).filter(move |(a, b)| n.is_multiple_of(a * b));
     on_grid(TWO, |device| {
         for (a, b) in threes(24).filter(|(a, _)| *a > 1) {
             for offsets in two_shards(a) {

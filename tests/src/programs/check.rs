@@ -1,6 +1,7 @@
 //! Compares a program on a grid of thread ranks with plain Flex.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -71,13 +72,15 @@ impl Default for Ranks {
                 let end = sender.clone();
                 let mut devices: HashMap<[usize; 4], Option<Device>> = HashMap::new();
                 for (grid, task) in tasks {
-                    if !devices.contains_key(&grid.0) {
-                        let member = comm.rank() < grid.ranks();
-                        let part = comm.split(usize::from(!member), comm.rank()).map_err(MeshError::from)?;
-                        let device = if member { Some(SpatialDevice::new(FlexDevice, Mesh::new(part, grid)?)?) } else { None };
-                        devices.insert(grid.0, device);
-                    }
-                    if let Some(device) = &devices[&grid.0] {
+                    let device = match devices.entry(grid.0) {
+                        Entry::Occupied(made) => made.into_mut(),
+                        Entry::Vacant(place) => {
+                            let member = comm.rank() < grid.ranks();
+                            let part = comm.split(usize::from(!member), comm.rank()).map_err(MeshError::from)?;
+                            place.insert(if member { Some(SpatialDevice::new(FlexDevice, Mesh::new(part, grid)?)?) } else { None })
+                        }
+                    };
+                    if let Some(device) = device {
                         task(device);
                     }
                     let _ = end.send(());
@@ -192,8 +195,9 @@ fn same(what: &str, got: &[f64], want: &[f64], scale: f64) -> Result<(), String>
     if got.len() != want.len() {
         return Err(format!("{what} has {} elements instead of {}", got.len(), want.len()));
     }
-    let far = |(g, w): &(&f64, &f64)| !((*g - *w).abs() <= TOLERANCE * scale);
-    if got.iter().zip(want).any(|pair| far(&pair)) {
+    // What is not a number is not near.
+    let near = |(g, w): (&f64, &f64)| (g - w).abs() <= TOLERANCE * scale;
+    if !got.iter().zip(want).all(near) {
         let first = |numbers: &[f64]| numbers.iter().take(24).map(|v| format!("{v:.6}")).collect::<Vec<_>>().join(", ");
         return Err(format!("{what} is\n    {}\ninstead of\n    {}", first(got), first(want)));
     }

@@ -27,7 +27,7 @@ fn attempt(seed: u64, draws: &mut Draws) -> Option<Program> {
     let most = draws.pick(&[1, 2, 2, 2, 3, 4, 4, 4, 6, 8, 8]);
     let grids: Vec<[usize; 4]> = grids().into_iter().filter(|grid| grid.iter().product::<usize>() == most).collect();
     let program = Program { seed, grid: draws.pick(&grids), checkpointing: draws.once_in(3), nodes: Vec::new(), sinks: Vec::new() };
-    let mut writer = Writer { draws: Draws(draws.next()), program, replay: Replay::new(seed) };
+    let mut writer = Writer { draws: Draws(draws.any()), program, replay: Replay::new(seed) };
     let shape = writer.shape();
     let first = writer.fresh(Kind::Float, shape);
     if let Node::Input(input) = &mut writer.program.nodes[first] {
@@ -77,9 +77,9 @@ impl Writer {
 
     /// A new input.
     fn fresh(&mut self, kind: Kind, shape: Vec<usize>) -> usize {
-        let layout = if self.draws.once_in(5) { 0 } else { self.draws.next() >> 8 };
+        let layout = if self.draws.once_in(5) { 0 } else { self.draws.any() >> 8 };
         let tracked = kind == Kind::Float && !self.draws.once_in(4);
-        let input = Input { kind, shape, values: self.draws.next() >> 8, layout, blocks: self.draws.once_in(3), tracked };
+        let input = Input { kind, shape, values: self.draws.any() >> 8, layout, blocks: self.draws.once_in(3), tracked };
         self.replay.input(&input);
         self.program.nodes.push(Node::Input(input));
         self.program.nodes.len() - 1
@@ -168,11 +168,15 @@ impl Writer {
             }
             let float = self.replay.values[i].kind() == Kind::Float;
             if float && i != first && (!used.contains(&i) || self.draws.once_in(8)) {
-                let sink = match self.draws.below(5) {
+                let sink = match self.draws.below(7) {
                     0 => Sink::Sum,
                     1 => Sink::Mean,
                     2 | 3 => Sink::Squares,
-                    _ => Sink::Weighted(self.draws.next() >> 8),
+                    4 | 5 => {
+                        let shape = self.shape_at(i);
+                        Sink::SquaredSums(self.dim(&shape))
+                    }
+                    _ => Sink::Weighted(self.draws.any() >> 8),
                 };
                 self.program.sinks.push((i, sink));
             }
@@ -534,7 +538,8 @@ impl Writer {
 
     fn random(&mut self) -> Option<(Op, Vec<usize>)> {
         let random = self.draws.pick(&[Random::Ones, Random::Coins, Random::Uniform, Random::Normal]);
-        Some((Op::Random(random), vec![self.of(Kind::Float)?]))
+        let op = if self.draws.once_in(2) { Op::TimesRandom(random) } else { Op::Random(random) };
+        Some((op, vec![self.of(Kind::Float)?]))
     }
 
     fn constant(&mut self) -> Option<(Op, Vec<usize>)> {

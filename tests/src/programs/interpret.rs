@@ -127,7 +127,7 @@ pub fn input<B: Lab>(input: &Input, grid: [usize; 4], device: &B::Device) -> Val
     let mut draws = Draws(input.values);
     if input.kind == Kind::Float {
         // Generic numbers in -1.5..1.5.
-        let numbers: Vec<f64> = (0..n).map(|_| (draws.next() >> 11) as f64 / (1u64 << 53) as f64 * 3.0 - 1.5).collect();
+        let numbers: Vec<f64> = (0..n).map(|_| (draws.any() >> 11) as f64 / (1u64 << 53) as f64 * 3.0 - 1.5).collect();
         return Value::Float(B::float(TensorData::new(numbers, input.shape.clone()), &layout, input.blocks, device));
     }
     let numbers: Vec<i64> = (0..n).map(|_| draws.below(12) as i64 - 3).collect();
@@ -171,6 +171,7 @@ pub fn run<B: Lab + AutodiffBackend>(program: &Program, device: &B::Device) -> O
                 Sink::Sum => x.sum(),
                 Sink::Mean => x.mean(),
                 Sink::Squares => x.powi_scalar(2).sum(),
+                Sink::SquaredSums(dim) => x.sum_dim(*dim).powi_scalar(2).sum(),
                 Sink::Weighted(seed) => {
                     let weights = Input {
                         kind: Kind::Float,
@@ -210,6 +211,10 @@ pub fn apply<B: Lab>(op: &Op, args: Vec<Value<B>>, device: &B::Device) -> Value<
         Op::FullInt(value, shape) => Value::Int(B::int_full(Shape::from(shape.clone()), (*value).into(), device, IntDType::I64)),
         Op::Arange(n) => Value::Int(Tensor::<B, 1, Int>::arange(0..*n, (device, DType::I64)).into_primitive()),
         Op::Random(random) => Value::Float(B::random(Shape::from(shapes[0].clone()), distribution(*random), device)),
+        Op::TimesRandom(random) => {
+            let (x, drawn) = (arg().float(), B::random(Shape::from(shapes[0].clone()), distribution(*random), device));
+            Value::Float(B::float_mul(x, drawn))
+        }
         Op::Unary(f) => {
             let x = arg().float();
             Value::Float(by_rank!(rank, D => plain(unary(*f, wrap::<B, D>(x)))))

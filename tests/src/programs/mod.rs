@@ -65,6 +65,8 @@ pub enum Sink {
     Mean,
     /// The sum of its squares.
     Squares,
+    /// The sum of the squares of its sums along a dimension: the gradient is the same along it.
+    SquaredSums(usize),
     /// The sum of its products with given numbers, which lie as the seed says.
     Weighted(u64),
 }
@@ -245,6 +247,8 @@ pub enum Op {
     Arange(i64),
     /// Like the operand.
     Random(Random),
+    /// The operand times random numbers like it.
+    TimesRandom(Random),
     Unary(Unary),
     Scalar(Scalar, f64),
     Binary(Binary),
@@ -331,7 +335,7 @@ pub struct Draws(pub u64);
 
 impl Draws {
     /// Any number.
-    pub fn next(&mut self) -> u64 {
+    pub fn any(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -340,7 +344,7 @@ impl Draws {
 
     /// Below `n`.
     pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
+        (self.any() % n.max(1) as u64) as usize
     }
 
     /// From `low` to `high`, both included.
@@ -370,7 +374,7 @@ pub fn layout(shape: &[usize], grid: [usize; 4], seed: u64) -> Layout {
     for mesh in MeshAxis::ALL {
         let ranks = grid[mesh.index()];
         let mut draws = Draws(seed.wrapping_mul(5).wrapping_add(mesh.index() as u64));
-        let (whole, turn, cut) = (draws.once_in(5), draws.next() as usize, draws.once_in(4));
+        let (whole, turn, cut) = (draws.once_in(5), draws.any() as usize, draws.once_in(4));
         if ranks == 1 || whole {
             continue;
         }

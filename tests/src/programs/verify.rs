@@ -176,7 +176,8 @@ fn worker(arguments: &[String]) -> Command {
 fn alone(program: &Program) -> Option<Failure> {
     let mut child = worker(&["one".to_owned()]).stdin(Stdio::piped()).spawn().expect("this program runs again");
     let text = serde_json::to_string(program).expect("programs are text");
-    child.stdin.take().expect("piped").write_all(text.as_bytes()).ok()?;
+    // One that ends before it has read all says nothing, which is seen below.
+    let _ = child.stdin.take().expect("piped").write_all(text.as_bytes());
     let (sender, receiver) = mpsc::channel();
     let stdout = child.stdout.take().expect("piped");
     thread::spawn(move || {
@@ -286,34 +287,37 @@ pub fn run(plan: &Plan) -> bool {
 enum News {
     Programs(Message),
     Windows(Message),
+    Crash(String),
     Ended,
 }
 
 /// Runs a chunk in processes, another one behind each that ends early.
 fn work(chunk: Chunk, sender: &Sender<News>) {
-    let (mut from, end, kind) = match chunk {
+    let (mut from, to, kind) = match chunk {
         Chunk::Programs(from, n) => (from, from + n, "programs"),
         Chunk::Windows(from, n) => (from, from + n, "windows"),
     };
-    while from < end {
-        let mut child = worker(&[kind.to_owned(), from.to_string(), (end - from).to_string()]).spawn().expect("this program runs again");
+    while from < to {
+        let mut child = worker(&[kind.to_owned(), from.to_string(), (to - from).to_string()]).spawn().expect("this program runs again");
+        let mut failed = false;
         for line in BufReader::new(child.stdout.take().expect("piped")).lines() {
             let Some(message) = line.ok().and_then(|line| serde_json::from_str(&line).ok()) else { continue };
             from += if let Message::Ran(n) = message { n } else { 1 };
             let news = if kind == "programs" { News::Programs(message) } else { News::Windows(message) };
+            failed = matches!(news, News::Programs(Message::Program(..)) | News::Windows(Message::Window(_)));
             if sender.send(news).is_err() {
-                let _ = child.kill();
+                end(&mut child);
                 return;
             }
         }
         let well = child.wait().is_ok_and(|status| status.success());
-        if !well && kind == "windows" {
-            // Those before it have been counted.
-            break;
+        if !well && !failed {
+            let _ = sender.send(News::Crash(format!("{kind} from seed {from}: their process ended without a word")));
+            from += 1;
         }
-        if !well && from < end {
-            // A crash before it could tell.
-            continue;
+        if !well && kind == "windows" {
+            // The windows of a chunk are drawn one after the other from its first seed.
+            break;
         }
     }
     let _ = sender.send(News::Ended);
@@ -344,7 +348,7 @@ impl Count {
                 self.failures += 1;
                 report(&program, &failure);
             }
-            Ok(News::Windows(Message::Window(text))) => {
+            Ok(News::Windows(Message::Window(text)) | News::Crash(text)) => {
                 self.failures += 1;
                 println!("\nFAILED {text}");
             }
