@@ -1,5 +1,7 @@
 //! Weight gradients that nobody reads do not pile up: in a process of its own, for memory is the process's.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use burn::backend::{Autodiff, Flex};
 use burn::tensor::{Distribution, Tensor};
 use burn_spatial::nn::{ConvSpec, padded_conv3d};
@@ -8,6 +10,12 @@ use burn_spatial_tests::grid::on_grid;
 
 type B = Autodiff<Spatial<Flex>>;
 type Device = SpatialDevice<burn_flex::FlexDevice>;
+
+/// Tests run one after another: the other one's memory is no growth of this one's.
+fn lock() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The memory the process has now, in bytes.
 fn resident() -> u64 {
@@ -35,14 +43,17 @@ fn pass(x: &Tensor<B, 5>, weights: &[Tensor<B, 5>], read: &[usize]) -> Vec<Vec<f
 }
 
 fn volume(channels: usize, device: &Device) -> Tensor<B, 5> {
-    place::split(Tensor::random([4, channels, 4, 1, 1], Distribution::Default, device))
+    place::split(Tensor::random([2, channels, 4, 1, 1], Distribution::Default, device))
 }
 
 #[test]
 fn a_hundred_passes_need_no_more_than_ten() {
-    // Weights larger than a bucket (4 MiB), smaller than one (256 KiB), and both.
-    for channels in [&[1024, 1024][..], &[256, 256, 256, 256, 256, 256], &[64, 1024, 1024, 64]] {
-        for grid in [Grid([1, 2, 1, 1]), Grid([2, 2, 1, 1]), Grid([1, 4, 1, 1]), Grid([2, 1, 1, 1])] {
+    let _alone = lock();
+    // Weights that fill a bucket (1 MiB), smaller ones (256 KiB), and both.
+    let two = [Grid([1, 2, 1, 1]), Grid([2, 1, 1, 1])];
+    let four = [Grid([2, 2, 1, 1]), Grid([1, 4, 1, 1])];
+    for (channels, grids) in [(&[512, 512][..], two), (&[256, 256, 256, 256], four), (&[32, 512, 512, 32], two)] {
+        for grid in grids {
             let grown = on_grid(grid, |device| {
                 let (weights, x) = (weights(channels, device), volume(channels[0], device));
                 let mut readings = Vec::new();
@@ -66,6 +77,7 @@ fn a_hundred_passes_need_no_more_than_ten() {
 /// Ranks that drop gradients at other times than others send the same and read the same.
 #[test]
 fn dropping_is_a_ranks_own_affair() {
+    let _alone = lock();
     let channels = [64, 1024, 1024, 300, 64];
     for grid in [Grid([1, 2, 1, 1]), Grid([2, 2, 1, 1])] {
         let all = on_grid(grid, |device| {
