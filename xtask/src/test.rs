@@ -130,9 +130,14 @@ impl Suite<'_> {
             command.env("BURN_SPATIAL_NODE_MEMORY", mib);
             count.add(self.listed(command, &format!("mpi_comm on 4 ranks with {mib} MiB in common"))?);
         }
+        // Files of at most 75 MiB: what four ranks share has no room, and all goes through MPI.
+        let mut command = mpirun(self.environment, 4, Path::new("sh"));
+        command.args(["-c", "trap '' XFSZ; ulimit -f 150000; exec \"$0\""]).arg(self.folder.join("mpi_comm"));
+        count.add(self.listed(command, "mpi_comm on 4 ranks that get no memory in common")?);
         let mut command = self.mpirun(4, "mpi_comm");
         command.env("BURN_SPATIAL_NODE_MEMORY", "0").env("BURN_SPATIAL_PROGRESS", "0");
         count.add(self.listed(command, "mpi_comm on 4 ranks whose messages wait for their calls")?);
+        count.test("no memory in common is left behind", nothing_left(Path::new("/dev/shm")));
         Ok(count)
     }
 
@@ -223,6 +228,14 @@ impl Suite<'_> {
         remove(&folder)?;
         Ok(count)
     }
+}
+
+/// Whether no file of the memory that ranks of a node share is in `folder`.
+fn nothing_left(folder: &Path) -> Result<(), String> {
+    let entries = std::fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let left: Vec<String> = names.filter(|name| name.starts_with("burn-spatial-")).collect();
+    if left.is_empty() { Ok(()) } else { Err(format!("{} in {}", left.join(", "), folder.display())) }
 }
 
 fn remove(folder: &Path) -> Result<(), Failure> {
