@@ -10,8 +10,10 @@
 //! ```
 //!
 //! A buffer is cut from the smallest stretch of kept memory that holds it, and joins its neighbours when it is freed. Where
-//! none is large enough, the system makes it, after as much of what is kept was given back: a process never has more large
-//! buffers, used and kept together, than were in use at once (in whole pages of 2 MiB).
+//! none is large enough, the pages of several are moved to a new place, without copying them, and the system adds what is
+//! still missing: a process never has more large buffers, used and kept together, than were in use at once (in whole pages
+//! of 2 MiB). Beyond 32 GiB, where moved pages could be more mappings than a process may have, as much is given back to the
+//! system instead, and made anew.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -32,14 +34,17 @@ pub struct Counts {
     pub made: u64,
     /// Taken from what was kept.
     pub reused: u64,
+    /// Of these, moved to a new place.
+    pub moved: u64,
 }
 
 static MADE: AtomicU64 = AtomicU64::new(0);
 static REUSED: AtomicU64 = AtomicU64::new(0);
+static MOVED: AtomicU64 = AtomicU64::new(0);
 
 /// What [`Buffers`] has counted; zeros where the program has another allocator.
 pub fn counts() -> Counts {
-    Counts { made: MADE.load(Relaxed), reused: REUSED.load(Relaxed) }
+    Counts { made: MADE.load(Relaxed), reused: REUSED.load(Relaxed), moved: MOVED.load(Relaxed) }
 }
 
 #[cfg(target_os = "linux")]
@@ -57,10 +62,14 @@ mod kept {
     use std::ptr;
     use std::sync::Mutex;
 
-    use super::{MADE, PAGE, REUSED, count};
+    use super::{MADE, MOVED, PAGE, REUSED, count};
 
     /// Stretches that are kept at most; of more, buffers are given back when they are freed.
     const SPANS: usize = 1024;
+
+    /// Pages are moved while a process has no more than this: each may become a mapping of its own, and the system allows
+    /// 65,530 of them unless told otherwise.
+    const MOVABLE: usize = 32 << 30;
 
     /// Mapped memory that nobody uses.
     #[derive(Clone, Copy)]
@@ -73,6 +82,10 @@ mod kept {
     struct Kept {
         spans: [Span; SPANS],
         count: usize,
+        /// Bytes that are mapped, in use or kept.
+        mapped: usize,
+        /// Whether the system has failed to move a page.
+        stuck: bool,
     }
 
     // SAFETY: the memory belongs to the list alone.
@@ -80,7 +93,7 @@ mod kept {
 
     const NONE: Span = Span { start: ptr::null_mut(), len: 0 };
 
-    static ALL: Mutex<Kept> = Mutex::new(Kept { spans: [NONE; SPANS], count: 0 });
+    static ALL: Mutex<Kept> = Mutex::new(Kept { spans: [NONE; SPANS], count: 0, mapped: 0, stuck: false });
 
     fn with<R>(work: impl FnOnce(&mut Kept) -> R) -> R {
         // Nothing below panics, and an allocator must not.
@@ -110,20 +123,103 @@ mod kept {
             Some(start)
         }
 
+        /// Moves kept pages to `buffer`, `size` bytes of fresh mapping, as far as there are any: how many bytes. One page after
+        /// the other, for a page lies in one mapping: a system before Linux 6.17 that is to move more than one mapping clears
+        /// the target first and fails then, and another thread's memory may come to lie there.
+        ///
+        /// An error where the system fails all the same: what it left of the page after that many bytes is not known.
+        fn gather(&mut self, buffer: *mut u8, size: usize) -> Result<usize, usize> {
+            let mut moved = 0;
+            while moved < size {
+                let Some(at) = (0..self.count).max_by_key(|i| self.spans[*i].len) else { break };
+                // In the order of addresses, so that neighbours stay one mapping.
+                for _ in 0..self.spans[at].len.min(size - moved) / PAGE {
+                    let span = &mut self.spans[at];
+                    let (from, to) = (span.start, buffer.wrapping_add(moved));
+                    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+                    // SAFETY: a kept page and a page of the new mapping, which nothing refers to.
+                    if unsafe { libc::mremap(from.cast(), PAGE, PAGE, flags, to) } == libc::MAP_FAILED {
+                        return Err(moved);
+                    }
+                    *span = Span { start: from.wrapping_add(PAGE), len: span.len - PAGE };
+                    moved += PAGE;
+                }
+                if self.spans[at].len == 0 {
+                    self.remove(at);
+                }
+            }
+            self.mapped -= moved;
+            Ok(moved)
+        }
+
+        /// A new buffer made of kept pages, and of new ones where they do not suffice; how many bytes were kept. `None` where
+        /// pages cannot be moved.
+        fn moved(&mut self, size: usize) -> Option<(*mut u8, usize)> {
+            if self.stuck || self.mapped + size > MOVABLE {
+                return None;
+            }
+            let buffer = self.map(size);
+            if buffer.is_null() {
+                return None;
+            }
+            match self.gather(buffer, size) {
+                Ok(moved) => Some((buffer, moved)),
+                Err(moved) => {
+                    // The page in question is left alone for ever. What was moved is kept, and the rest given back.
+                    self.stuck = true;
+                    self.mapped -= moved;
+                    if moved > 0 {
+                        self.keep(buffer, moved);
+                    }
+                    let (rest, len) = (buffer.wrapping_add(moved + PAGE), size - moved - PAGE);
+                    if len > 0 {
+                        self.unmap(rest, len);
+                    }
+                    None
+                }
+            }
+        }
+
+        /// New zeros.
+        fn map(&mut self, size: usize) -> *mut u8 {
+            let buffer = map(size);
+            if !buffer.is_null() {
+                self.mapped += size;
+            }
+            buffer
+        }
+
+        /// Gives memory that nothing refers to back to the system; whether it was taken. It is not where that would cut a
+        /// mapping in two, and the process has as many as it may.
+        fn unmap(&mut self, start: *mut u8, size: usize) -> bool {
+            // SAFETY: mapped memory that nothing refers to.
+            let taken = unsafe { libc::munmap(start.cast(), size) } == 0;
+            if taken {
+                self.mapped -= size;
+            }
+            taken
+        }
+
+        /// Keeps memory that nothing refers to, or gives it back.
+        fn keep(&mut self, start: *mut u8, size: usize) {
+            if !self.put(start, size) {
+                self.unmap(start, size);
+            }
+        }
+
         /// Gives stretches back to the system, the largest first, until it has `size` bytes of them: what it makes anew takes
         /// their place.
         fn release(&mut self, size: usize) {
             let mut given = 0;
             while given < size {
                 let Some(at) = (0..self.count).max_by_key(|i| self.spans[*i].len) else { return };
-                let span = &mut self.spans[at];
+                let span = self.spans[at];
                 let len = span.len.min(size - given);
                 let from = span.start.wrapping_add(span.len - len);
-                // SAFETY: mapped memory that nothing refers to.
-                if unsafe { libc::munmap(from.cast(), len) } != 0 {
-                    // The process has as many mappings as it may, and this would cut one in two: it is kept.
+                if !self.unmap(from, len) {
                     return;
                 }
+                let span = &mut self.spans[at];
                 span.len -= len;
                 given += len;
                 if span.len == 0 {
@@ -162,8 +258,14 @@ mod kept {
                 count(&REUSED, size);
                 return (buffer, false);
             }
+            if let Some((buffer, moved)) = kept.moved(size) {
+                count(&MADE, size - moved);
+                count(&REUSED, moved);
+                count(&MOVED, moved);
+                return (buffer, moved == 0);
+            }
             kept.release(size);
-            let buffer = map(size);
+            let buffer = kept.map(size);
             if !buffer.is_null() {
                 count(&MADE, size);
             }
@@ -171,17 +273,18 @@ mod kept {
         })
     }
 
+    /// As after a page that the system could not move.
+    #[cfg(test)]
+    pub(super) fn stick(stuck: bool) {
+        with(|kept| kept.stuck = stuck);
+    }
+
     /// Keeps a buffer that [`take`] gave.
     ///
     /// # Safety
     /// Nothing may refer to it any more.
     pub(super) unsafe fn keep(buffer: *mut u8, size: usize) {
-        with(|kept| {
-            if !kept.put(buffer, size) {
-                // SAFETY: mapped memory that nothing refers to any more.
-                unsafe { libc::munmap(buffer.cast(), size) };
-            }
-        });
+        with(|kept| kept.keep(buffer, size));
     }
 
     /// New zeros, aligned to large pages.
@@ -313,20 +416,24 @@ mod tests {
             assert_eq!(*rest, 7);
             let other = Buffers.alloc(layout(100));
             assert!(!other.is_null());
-            let since = |counts: Counts| [counts.made - before.made, counts.reused - before.reused].map(|n| n >> 20);
-            assert_eq!(since(counts()), [100, 40]);
+            let since = |counts: Counts| [counts.made - before.made, counts.reused - before.reused, counts.moved].map(|n| n >> 20);
+            assert_eq!(since(counts()), [100, 40, 0]);
             // In any order they become one again.
             Buffers.dealloc(again, layout(23));
             Buffers.dealloc(rest, layout(16));
             let joined = Buffers.alloc(layout(40));
             assert_eq!(joined, first);
-            // Instead of what is longer than any that is kept, as much is given back.
+            // What is longer than any that is kept is made of several, and of new pages.
+            joined.write_bytes(3, 40 << 20);
+            other.write_bytes(4, 100 << 20);
             let between = Buffers.alloc(layout(2));
             Buffers.dealloc(joined, layout(40));
             Buffers.dealloc(other, layout(100));
             let large = Buffers.alloc(layout(150));
-            assert_eq!(since(counts()), [100 + 2 + 150, 80]);
-            assert!((0..150 << 20).step_by(4096).all(|i| *large.add(i) == 0));
+            let [made, _, moved] = since(counts());
+            assert!([made, moved] == [100 + 2 + 10, 140], "{made} MiB made and {moved} moved");
+            let values = |value: u8| (0..150 << 20).step_by(4096).filter(|i| *large.add(*i) == value).count() >> 8;
+            assert_eq!([3, 4, 0].map(values), [40, 100, 10]);
             large.write_bytes(5, 150 << 20);
             assert_eq!(Buffers.realloc(large, layout(150), (150 << 20) - 3), large, "the pages are the same");
             let longer = Buffers.realloc(large, Layout::from_size_align((150 << 20) - 3, 64).unwrap(), 151 << 20);
@@ -334,6 +441,14 @@ mod tests {
             let large = Buffers.realloc(longer, layout(151), 150 << 20);
             Buffers.dealloc(large, layout(150));
             Buffers.dealloc(between, layout(2));
+            // Where pages cannot be moved, as much is given back instead.
+            kept::stick(true);
+            let before = counts();
+            let anew = Buffers.alloc(layout(400));
+            assert!((0..400 << 20).step_by(4096).all(|i| *anew.add(i) == 0));
+            assert_eq!((counts().made - before.made, counts().reused), (400 << 20, before.reused));
+            Buffers.dealloc(anew, layout(400));
+            kept::stick(false);
             // A shorter one in its place, or in that of the others, whichever they are.
             let last = Buffers.alloc_zeroed(layout(152));
             assert!((0..152 << 20).step_by(4096).all(|i| *last.add(i) == 0));
