@@ -243,8 +243,41 @@ fn put<B: Backend, K: Kind<B>>(out: K::Primitive, at: [usize; 3], part: K::Primi
     K::slice_assign(out, &slices.collect::<Vec<_>>(), part)
 }
 
+/// Panics where a tensor is not of the shape that a window and the other operands ask for: the kernels do not ask again.
+fn expect(what: &str, got: &[usize], needed: &[usize]) {
+    assert!(got == needed, "{what} is of shape {got:?}, but has to be of {needed:?}");
+}
+
+/// Batch and channels of a block in boxes, which have to be of the same and to lie in the input of `window`.
+fn expect_boxes<B: Backend>(x: &[Slab<B>], window: &Window) -> [usize; 2] {
+    let (_, first) = x.first().expect("a block is one box at least");
+    let [n, c, ..]: [usize; 5] = first.shape().dims();
+    for (at, part) in x {
+        expect("a box of the input", &part.shape(), &with_extents(n, c, std::array::from_fn(|i| at[i].len())));
+        assert!((0..3).all(|i| at[i].end <= window[i].input), "a box {at:?} of an input of {:?}", inputs(window));
+    }
+    [n, c]
+}
+
+/// Panics unless the outputs of `window` have room in `out` at voxel `at`.
+fn expect_room(out: &Shape, at: [usize; 3], n: usize, c: usize, window: &Window) {
+    let extents: [usize; 3] = std::array::from_fn(|i| out[2 + i]);
+    expect("the output", out, &with_extents(n, c, extents));
+    assert!((0..3).all(|i| at[i] + window[i].output <= extents[i]), "outputs {:?} at {at:?} of {extents:?}", outputs(window));
+}
+
+/// Panics unless a weight of `shape` leads from `cin` to `cout` channels with the taps of `window`.
+fn expect_weight(shape: &[usize], [cin, cout]: [usize; 2], window: &Window, groups: usize) {
+    let fits = groups > 0 && cin.is_multiple_of(groups) && cout.is_multiple_of(groups);
+    assert!(fits, "{cin} and {cout} channels in {groups} groups");
+    expect("the weight", shape, &with_extents(cout, cin / groups, window.map(|axis| axis.kernel)));
+}
+
 /// Convolution of a block. x `[N, Cin, in..]`, weight `[Cout, Cin / groups, kernel..]`, bias `[Cout]` ->
 /// `[N, Cout, out..]`.
+///
+/// # Panics
+/// Here and in the other kernels: if a tensor is not of the shape that the window and the other operands ask for.
 pub fn conv3d<B: Backend>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
@@ -292,6 +325,10 @@ pub(crate) fn conv3d_part<B: Backend>(
 ) -> FloatTensor<B> {
     timed!(KERNEL, "conv3d");
     let Filter { weight, bias, slope, groups } = filter;
+    let ([n, cin], cout) = (expect_boxes::<B>(x, window), weight.shape()[0]);
+    expect_weight(&weight.shape(), [cin, cout], window, *groups);
+    bias.iter().for_each(|bias| expect("the bias", &bias.shape(), &[cout]));
+    expect_room(&out.shape(), at, n, cout, window);
     let boxes = flex_slabs::<B>(x).filter(|boxes| boxes[0].dtype() == weight.dtype());
     let flex_bias = bias.as_ref().map(flex);
     let (Some(boxes), Some(fw), Some(fb), Some(_)) = (boxes, flex(weight), flex_bias.map_or(Some(None), |b| b.map(Some)), flex(&out))
@@ -300,7 +337,7 @@ pub(crate) fn conv3d_part<B: Backend>(
         return put::<B, Float>(out, at, part);
     };
     let mut out = recast::<_, FlexTensor>(out);
-    let (place, [n, cin, cout]) = (place(&out, at), [out.shape()[0], boxes[0].shape()[1], out.shape()[1]]);
+    let place = place(&out, at);
     let own = cpu::Conv::new(cpu::Isa::get(), n, [cin, cout], window, *groups);
     typed!(fw, T => {
         let (x, bias) = (cpu_slabs::<B, T>(x, &boxes), fb.as_ref().map(cpu::slice::<T>));
@@ -314,6 +351,7 @@ pub(crate) fn conv3d_part<B: Backend>(
 /// negative, where y is. For a ReLU, with slope 0, this is wherever y is not positive.
 pub fn activation_grad<B: Backend>(y: FloatTensor<B>, grad: FloatTensor<B>, slope: f64) -> FloatTensor<B> {
     timed!(KERNEL, "activation_grad");
+    expect("the gradient", &grad.shape(), &y.shape());
     let Some((fy, mut fg)) = flex_pair(&y, &grad) else { return generic::activation_grad::<B>(y, grad, slope) };
     // In place where nothing else holds the gradient's buffer.
     drop(grad);
@@ -328,10 +366,12 @@ pub fn activation_grad<B: Backend>(y: FloatTensor<B>, grad: FloatTensor<B>, slop
 /// The gradient of [`conv3d`]'s x: grad `[N, Cout, out..]` -> `[N, Cin, in..]`.
 pub fn conv3d_data_grad<B: Backend>(grad: FloatTensor<B>, weight: FloatTensor<B>, window: &Window, groups: usize) -> FloatTensor<B> {
     timed!(KERNEL, "conv3d_data_grad");
+    let [n, cin, cout] = [grad.shape()[0], weight.shape()[1] * groups, weight.shape()[0]];
+    expect_weight(&weight.shape(), [cin, cout], window, groups);
+    expect("the gradient", &grad.shape(), &with_extents(n, cout, outputs(window)));
     let Some((fg, fw)) = flex_pair(&grad, &weight) else {
         return generic::conv3d_data_grad::<B>(grad, weight, window, groups);
     };
-    let [n, cin, cout] = [grad.shape()[0], weight.shape()[1] * groups, weight.shape()[0]];
     let own = cpu::Conv::new(cpu::Isa::get(), n, [cin, cout], window, groups);
     primitive(typed!(fg, T => {
         let out = own.data_grad::<T>(cpu::slice(&fg), cpu::slice(&fw));
@@ -359,11 +399,13 @@ pub(crate) fn conv3d_weight_grad_of<B: Backend>(
     groups: usize,
 ) -> FloatTensor<B> {
     timed!(KERNEL, "conv3d_weight_grad");
+    let ([n, cin], cout) = (expect_boxes::<B>(x, window), weight_shape[0]);
+    expect_weight(&weight_shape, [cin, cout], window, groups);
+    expect("the gradient", &grad.shape(), &with_extents(n, cout, outputs(window)));
     let boxes = flex_slabs::<B>(x).filter(|boxes| boxes[0].dtype() == grad.dtype());
     let (Some(boxes), Some(fg)) = (boxes, flex(grad)) else {
         return generic::conv3d_weight_grad::<B>(only::<B>(x), grad.clone(), weight_shape, window, groups);
     };
-    let [n, cin, cout] = [boxes[0].shape()[0], boxes[0].shape()[1], weight_shape[0]];
     let own = cpu::Conv::new(cpu::Isa::get(), n, [cin, cout], window, groups);
     primitive(typed!(fg, T => {
         let out = own.weight_grad::<T>(&cpu_slabs::<B, T>(x, &boxes), cpu::slice(&fg));
@@ -396,6 +438,9 @@ pub(crate) fn max_pool3d_part<B: Backend>(
     volume: [usize; 3],
 ) -> (FloatTensor<B>, IntTensor<B>) {
     timed!(KERNEL, "max_pool3d");
+    let [n, c] = expect_boxes::<B>(x, window);
+    expect_room(&out.shape(), at, n, c, window);
+    expect("the positions", &indices.shape(), &out.shape());
     let (Some(boxes), Some(_)) = (flex_slabs::<B>(x), flex(&out)) else {
         let (part, part_indices) = generic::max_pool3d::<B>(only::<B>(x), window, origin, volume);
         return (put::<B, Float>(out, at, part), put::<B, Int>(indices, at, part_indices));
@@ -419,6 +464,8 @@ pub fn max_pool3d_grad<B: Backend>(
     volume: [usize; 3],
 ) -> FloatTensor<B> {
     timed!(KERNEL, "max_pool3d_grad");
+    expect("the gradient", &grad.shape(), &with_extents(grad.shape()[0], grad.shape()[1], outputs(window)));
+    expect("the positions", &indices.shape(), &grad.shape());
     let at = (&indices as &dyn Any).downcast_ref::<FlexTensor>().filter(|i| i.dtype() == DType::I64).map(FlexTensor::to_contiguous);
     let (Some(fg), Some(at)) = (flex(&grad), at) else {
         return generic::max_pool3d_grad::<B>(grad, indices, window, origin, volume);
@@ -446,6 +493,8 @@ pub(crate) fn avg_pool3d_part<B: Backend>(
     count: Count,
 ) -> FloatTensor<B> {
     timed!(KERNEL, "avg_pool3d");
+    let [n, c] = expect_boxes::<B>(x, window);
+    expect_room(&out.shape(), at, n, c, window);
     if sums_widely(x[0].1.dtype()) {
         return put::<B, Float>(out, at, wide::<B>(only::<B>(x), |x| avg_pool3d::<B>(x, window, count)));
     }
@@ -464,6 +513,7 @@ pub(crate) fn avg_pool3d_part<B: Backend>(
 /// The gradient of [`avg_pool3d`]: grad `[N, C, out..]` -> `[N, C, in..]`.
 pub fn avg_pool3d_grad<B: Backend>(grad: FloatTensor<B>, window: &Window, count: Count) -> FloatTensor<B> {
     timed!(KERNEL, "avg_pool3d_grad");
+    expect("the gradient", &grad.shape(), &with_extents(grad.shape()[0], grad.shape()[1], outputs(window)));
     if sums_widely(grad.dtype()) {
         return wide::<B>(grad, |grad| avg_pool3d_grad::<B>(grad, window, count));
     }

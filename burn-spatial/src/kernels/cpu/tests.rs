@@ -681,3 +681,30 @@ fn resampling_equals_plain_loops_and_has_its_adjoint() {
         close(&back(backward), &gx, 1e-13, "generic resample grad");
     }
 }
+
+/// Kernels read what a window says: tensors of other shapes are refused, in release as well.
+#[test]
+fn shapes_that_do_not_fit_are_refused() {
+    use super::super::{avg_pool3d_grad, conv3d, conv3d_data_grad, conv3d_weight_grad, max_pool3d};
+    let axis = |kernel: usize| WindowAxis { input: 6, output: 7 - kernel, kernel, stride: 1, dilation: 1, offset: 0 };
+    let (three, five) = ([axis(3); 3], [axis(5); 3]);
+    let zeros = |shape: [usize; 5]| flex::<f32>(&vec![0.0; shape.iter().product()], shape);
+    let (x, weight) = (|| zeros([1, 2, 6, 6, 6]), || zeros([4, 2, 3, 3, 3]));
+    type F = burn_flex::Flex;
+    let refused = |what: &str, call: &dyn Fn() -> FlexTensor| {
+        let cause = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).expect_err(what);
+        let text = cause.downcast_ref::<String>().map(String::as_str).unwrap_or_default();
+        assert!(text.contains(what), "{text:?} does not say {what}");
+    };
+    refused("the weight", &|| conv3d::<F>(x(), weight(), None, &five, 1));
+    refused("in 3 groups", &|| conv3d::<F>(x(), weight(), None, &three, 3));
+    refused("a box", &|| conv3d::<F>(zeros([1, 2, 6, 6, 5]), weight(), None, &five.map(|a| WindowAxis { input: 5, ..a }), 1));
+    refused("the gradient", &|| conv3d_data_grad::<F>(zeros([1, 4, 4, 4, 3]), weight(), &three, 1));
+    refused("the weight", &|| conv3d_data_grad::<F>(zeros([1, 4, 4, 4, 4]), weight(), &five, 1));
+    refused("the gradient", &|| conv3d_weight_grad::<F>(x(), zeros([1, 4, 4, 4, 3]), [4, 2, 3, 3, 3], &three, 1));
+    refused("the weight", &|| conv3d_weight_grad::<F>(x(), zeros([1, 4, 4, 4, 4]), [4, 2, 5, 5, 5], &three, 1));
+    refused("a box", &|| max_pool3d::<F>(x(), &three.map(|a| WindowAxis { input: 5, ..a }), [0; 3], [6; 3]).0);
+    refused("the gradient", &|| avg_pool3d_grad::<F>(zeros([1, 2, 4, 4, 5]), &three, Count::Inside));
+    // What fits is taken.
+    assert_eq!(back(conv3d::<F>(x(), weight(), None, &three, 1)), vec![0.0; 4 * 64]);
+}
