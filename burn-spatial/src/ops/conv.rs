@@ -7,7 +7,6 @@ use burn_std::Shape;
 use super::window::{Tensor, Transposed, placed};
 use crate::kind::Kind;
 use crate::layout::{Axis, Layout};
-
 use crate::tensor::SpatialTensor;
 use crate::window::{AXES, AxisWindow, ConvSpec, PaddingMode, SpecError};
 

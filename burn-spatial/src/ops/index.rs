@@ -200,7 +200,7 @@ pub(crate) fn slice_assign<B: Backend, K: Kind<B>>(
 /// Layouts for operations that pair the elements of two tensors in every dimension but `dim`: of both, with `dim` as
 /// given.
 fn paired(a: &Layout, b: &Layout, dim: usize) -> Layout {
-    let (_, out) = unify(&[&a.with_dim(dim, vec![]).summed(), &b.with_dim(dim, vec![]).with_pending(Default::default())]);
+    let (_, out) = unify(&[&a.with_dim(dim, vec![]).summed(), &b.with_dim(dim, vec![]).summed()]);
     out.materialized()
 }
 
