@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError};
 
 use crate::device::SpatialDevice;
+use crate::kernels::LocalKernels;
 use crate::kind::{Bool, Float, Int};
 use crate::ops::SpatialQuantized;
 use crate::tensor::SpatialTensor;
@@ -13,7 +14,7 @@ use crate::tensor::SpatialTensor;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Spatial<B>(PhantomData<B>);
 
-impl<B: Backend> BackendTypes for Spatial<B> {
+impl<B: LocalKernels> BackendTypes for Spatial<B> {
     type Device = SpatialDevice<B::Device>;
     type FloatTensorPrimitive = SpatialTensor<B, Float>;
     type FloatElem = B::FloatElem;
@@ -24,7 +25,7 @@ impl<B: Backend> BackendTypes for Spatial<B> {
     type QuantizedTensorPrimitive = SpatialQuantized<B>;
 }
 
-impl<B: Backend> Backend for Spatial<B> {
+impl<B: LocalKernels> Backend for Spatial<B> {
     fn name(device: &Self::Device) -> String {
         format!("spatial<{}>", B::name(device.inner_device()))
     }

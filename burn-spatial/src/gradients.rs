@@ -15,11 +15,12 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use burn_backend::{Backend, DType, TensorData, TensorMetadata};
+use burn_backend::{DType, TensorData, TensorMetadata};
 use burn_std::Shape;
 
 use crate::comm::{CommError, ReduceOp, Request};
 use crate::copies::copied;
+use crate::kernels::LocalKernels;
 use crate::kind::{Kind, accumulator};
 use crate::mesh::{AxisSet, Mesh};
 use crate::stats::{Live, Stats};
@@ -32,7 +33,7 @@ const BUCKET: usize = 1 << 20;
 const IN_FLIGHT: usize = 128 << 20;
 
 /// A value that is a sum over ranks, made when first read and shared by all clones.
-pub(crate) struct Deferred<B: Backend, K: Kind<B>> {
+pub(crate) struct Deferred<B: LocalKernels, K: Kind<B>> {
     pub(crate) axes: AxisSet,
     pub(crate) shape: Shape,
     /// Of the sum: shares are of its [`accumulator`].
@@ -57,7 +58,7 @@ enum State<P> {
 /// Computes a value, without other ranks.
 pub(crate) type Compute<P> = Box<dyn FnOnce() -> P + Send>;
 
-impl<B: Backend, K: Kind<B>> Deferred<B, K> {
+impl<B: LocalKernels, K: Kind<B>> Deferred<B, K> {
     /// A sum of `dtype`, with this rank's share of its [`accumulator`].
     pub(crate) fn new(partial: K::Primitive, dtype: DType, axes: AxisSet, device: B::Device) -> Self {
         let shape = partial.shape();
@@ -126,7 +127,7 @@ trait Member: Send + Sync {
     fn deliver(&self, sum: Vec<u8>);
 }
 
-impl<B: Backend, K: Kind<B>> Member for Deferred<B, K> {
+impl<B: LocalKernels, K: Kind<B>> Member for Deferred<B, K> {
     fn axes(&self) -> AxisSet {
         self.axes
     }
@@ -233,7 +234,12 @@ impl Engine {
     }
 
     /// Queues a gradient, and sends the one before it on its way.
-    pub(crate) fn push<B: Backend, K: Kind<B>>(&self, mesh: &Mesh, stats: &Stats, gradient: Arc<Deferred<B, K>>) -> Result<(), CommError> {
+    pub(crate) fn push<B: LocalKernels, K: Kind<B>>(
+        &self,
+        mesh: &Mesh,
+        stats: &Stats,
+        gradient: Arc<Deferred<B, K>>,
+    ) -> Result<(), CommError> {
         let mut queue = self.queue();
         gradient.flush.store(self.flushes() + 1, Ordering::Relaxed);
         queue.close(mesh, stats)?;

@@ -1,16 +1,16 @@
 //! The three kinds of tensor primitives, so that what moves data is written once.
 
 use std::fmt::Debug;
-use std::ops::Range;
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, TensorData, TensorMetadata};
+use burn_backend::{DType, TensorData, TensorMetadata};
 use burn_std::{Shape, Slice};
 
-use crate::kernels;
+use crate::kernels::LocalKernels;
+use crate::trace::timed;
 
 /// Float, int or bool tensors of the inner backend: what moving and viewing needs of them.
-pub trait Kind<B: Backend>: Clone + Copy + Debug + Send + Sync + 'static {
+pub trait Kind<B: LocalKernels>: Clone + Copy + Debug + Send + Sync + 'static {
     /// The inner backend's tensor.
     type Primitive: TensorMetadata + 'static;
 
@@ -35,6 +35,11 @@ pub trait Kind<B: Backend>: Clone + Copy + Debug + Send + Sync + 'static {
     /// Joined along a dimension.
     fn cat(tensors: Vec<Self::Primitive>, dim: usize) -> Self::Primitive;
 
+    /// A permuted tensor as a dense one, where that is faster than in the operation behind it; else as it is.
+    fn dense(tensor: Self::Primitive) -> Self::Primitive {
+        tensor
+    }
+
     /// As another type; only floats have others. No copy where it is the same.
     fn cast(tensor: Self::Primitive, dtype: DType) -> Self::Primitive {
         assert!(tensor.dtype() == dtype, "a tensor of {:?} is not cast to {dtype:?}", tensor.dtype());
@@ -58,35 +63,18 @@ pub(crate) fn accumulator(dtype: DType) -> DType {
 }
 
 /// `f` of a float tensor as the type in which it is summed; what comes out is as the tensor was.
-pub(crate) fn wide<B: Backend>(tensor: FloatTensor<B>, f: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>) -> FloatTensor<B> {
+pub(crate) fn wide<B: LocalKernels>(tensor: FloatTensor<B>, f: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>) -> FloatTensor<B> {
     let dtype = tensor.dtype();
     <Float as Kind<B>>::cast(f(<Float as Kind<B>>::widened(tensor)), dtype)
 }
 
 /// Kinds whose elements add up.
-pub trait Numeric<B: Backend>: Kind<B> {
+pub trait Numeric<B: LocalKernels>: Kind<B> {
     /// Element-wise sum.
     fn add(lhs: Self::Primitive, rhs: Self::Primitive) -> Self::Primitive;
 
     /// With a value added to a box.
-    fn slice_add(tensor: Self::Primitive, slices: &[Slice], value: Self::Primitive) -> Self::Primitive {
-        match kernels::add_box(tensor, &ranges(slices), value) {
-            Ok(done) => done,
-            Err((tensor, value)) => {
-                let sum = Self::add(Self::slice(tensor.clone(), slices), value);
-                Self::slice_assign(tensor, slices, sum)
-            }
-        }
-    }
-}
-
-/// The ranges that slices of step 1 with plain ends name; of others something that no box of a tensor has.
-fn ranges(slices: &[Slice]) -> Vec<Range<usize>> {
-    let plain = |slice: &Slice| {
-        let (start, end) = (usize::try_from(slice.start).ok()?, usize::try_from(slice.end?).ok()?);
-        (slice.step == 1 && start <= end).then_some(start..end)
-    };
-    slices.iter().map(plain).collect::<Option<_>>().unwrap_or_default()
+    fn slice_add(tensor: Self::Primitive, slices: &[Slice], value: Self::Primitive) -> Self::Primitive;
 }
 
 /// Float tensors.
@@ -100,8 +88,8 @@ pub struct Int;
 pub struct Bool;
 
 macro_rules! kind {
-    ($kind:ident, $primitive:ident, $from_data:ident, $into_data:ident, $empty:ident, $zeros:ident, $reshape:ident, $permute:ident, $expand:ident, $slice:ident, $slice_assign:ident, $cat:ident $(, $cast:ident)?) => {
-        impl<B: Backend> Kind<B> for $kind {
+    ($kind:ident, $primitive:ident, $from_data:ident, $into_data:ident, $empty:ident, $zeros:ident, $reshape:ident, $permute:ident, $expand:ident, $slice:ident, $slice_assign:ident, $cat:ident $(, $cast:ident, $dense:ident)?) => {
+        impl<B: LocalKernels> Kind<B> for $kind {
             type Primitive = B::$primitive;
 
             fn from_data(data: TensorData, device: &B::Device) -> Self::Primitive {
@@ -129,17 +117,17 @@ macro_rules! kind {
                 B::$slice(tensor, slices)
             }
             fn slice_assign(tensor: Self::Primitive, slices: &[Slice], value: Self::Primitive) -> Self::Primitive {
-                let at = ranges(slices);
-                match kernels::assign_box(tensor, &at, value) {
-                    Ok(done) => done,
-                    Err((tensor, value)) => B::$slice_assign(tensor, slices, value),
-                }
+                B::$slice_assign(tensor, slices, value)
             }
             fn cat(tensors: Vec<Self::Primitive>, dim: usize) -> Self::Primitive {
                 B::$cat(tensors, dim)
             }
             $(fn cast(tensor: Self::Primitive, dtype: DType) -> Self::Primitive {
                 if tensor.dtype() == dtype { tensor } else { B::$cast(tensor, dtype.into()) }
+            }
+            fn dense(tensor: Self::Primitive) -> Self::Primitive {
+                timed!(KERNEL, "dense");
+                B::$dense(tensor)
             })?
         }
     };
@@ -156,9 +144,10 @@ kind!(
     float_permute,
     float_expand,
     float_slice,
-    float_slice_assign,
+    float_assign_box,
     float_cat,
-    float_cast
+    float_cast,
+    float_dense
 );
 kind!(
     Int,
@@ -171,7 +160,7 @@ kind!(
     int_permute,
     int_expand,
     int_slice,
-    int_slice_assign,
+    int_assign_box,
     int_cat
 );
 kind!(
@@ -189,14 +178,20 @@ kind!(
     bool_cat
 );
 
-impl<B: Backend> Numeric<B> for Float {
+impl<B: LocalKernels> Numeric<B> for Float {
     fn add(lhs: Self::Primitive, rhs: Self::Primitive) -> Self::Primitive {
         B::float_add(lhs, rhs)
     }
+    fn slice_add(tensor: Self::Primitive, slices: &[Slice], value: Self::Primitive) -> Self::Primitive {
+        B::float_add_box(tensor, slices, value)
+    }
 }
 
-impl<B: Backend> Numeric<B> for Int {
+impl<B: LocalKernels> Numeric<B> for Int {
     fn add(lhs: Self::Primitive, rhs: Self::Primitive) -> Self::Primitive {
         B::int_add(lhs, rhs)
+    }
+    fn slice_add(tensor: Self::Primitive, slices: &[Slice], value: Self::Primitive) -> Self::Primitive {
+        B::int_add_box(tensor, slices, value)
     }
 }

@@ -47,6 +47,8 @@
 //! - `mpi`: ranks started by `mpirun` or `srun`; needs an MPI library and libclang to build;
 //! - `cuda`: `Spatial<Cuda>`; builds without a CUDA toolkit.
 #![warn(missing_docs)]
+#![warn(clippy::undocumented_unsafe_blocks)]
+#![warn(unsafe_op_in_unsafe_fn)]
 
 mod adam;
 pub mod backend;

@@ -6,7 +6,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
 
-pub use crate::adam::Adam;
+pub use crate::adam::{Adam, AdamBackend};
 use crate::kind::accumulator;
 use crate::place::{self, SpatialBackend};
 

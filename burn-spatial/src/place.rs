@@ -6,6 +6,7 @@ use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, TensorData};
 
+use crate::kernels::LocalKernels;
 use crate::kind::{self, Float, Kind};
 use crate::layout::Layout;
 use crate::mesh::Grid;
@@ -46,20 +47,20 @@ fn suits(layout: &Layout, grid: Grid) {
 }
 
 /// A tensor under a user's layout.
-fn relaid<B: Backend, K: Kind<B>>(tensor: SpatialTensor<B, K>, layout: &Layout) -> SpatialTensor<B, K> {
+fn relaid<B: LocalKernels, K: Kind<B>>(tensor: SpatialTensor<B, K>, layout: &Layout) -> SpatialTensor<B, K> {
     suits(layout, tensor.device().context().mesh.grid());
     assert_eq!(tensor.layout().shape(), layout.shape(), "{layout} is a layout of another shape");
     tensor.into_layout(layout)
 }
 
-fn placed<B: Backend, K: Kind<B>>(block: TensorData, layout: Layout, device: &SpatialDevice<B::Device>) -> SpatialTensor<B, K> {
+fn placed<B: LocalKernels, K: Kind<B>>(block: TensorData, layout: Layout, device: &SpatialDevice<B::Device>) -> SpatialTensor<B, K> {
     suits(&layout, device.context().mesh.grid());
     let expected = layout.local_shape(device.context().mesh.coords());
     assert_eq!(block.shape, expected, "the block of this rank under {layout} has another shape");
     SpatialTensor::new(K::from_data(block, device.inner_device()), layout.summed(), device.clone())
 }
 
-impl<B: Backend> SpatialBackend for Spatial<B> {
+impl<B: LocalKernels> SpatialBackend for Spatial<B> {
     fn grid(device: &Self::Device) -> Grid {
         device.context().mesh.grid()
     }

@@ -3,12 +3,13 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use burn_backend::{Backend, DType, TensorMetadata};
+use burn_backend::{DType, TensorMetadata};
 use burn_std::Shape;
 
 use crate::comm::CommError;
 use crate::device::{RankContext, SpatialDevice};
 use crate::gradients::{Compute, Deferred};
+use crate::kernels::LocalKernels;
 use crate::kind::{Kind, accumulator};
 use crate::layout::{Layout, Storage};
 use crate::mesh::AxisSet;
@@ -17,7 +18,7 @@ use crate::stats::Live;
 use crate::transfer::{KeyedPlan, Region, collective, redistribute};
 
 /// A tensor of global shape of which this rank stores a block.
-pub struct SpatialTensor<B: Backend, K: Kind<B>> {
+pub struct SpatialTensor<B: LocalKernels, K: Kind<B>> {
     value: Value<B, K>,
     layout: Layout,
     device: SpatialDevice<B::Device>,
@@ -41,7 +42,7 @@ struct Block<P> {
     received: OnceLock<Received<P>>,
 }
 
-enum Value<B: Backend, K: Kind<B>> {
+enum Value<B: LocalKernels, K: Kind<B>> {
     /// This rank's block.
     Local(K::Primitive, Arc<Block<K::Primitive>>),
     /// A sum over ranks, made when read. With `layout.pending` empty it is a weight gradient on its way.
@@ -50,7 +51,7 @@ enum Value<B: Backend, K: Kind<B>> {
     Random(Draw),
 }
 
-impl<B: Backend, K: Kind<B>> Clone for SpatialTensor<B, K> {
+impl<B: LocalKernels, K: Kind<B>> Clone for SpatialTensor<B, K> {
     fn clone(&self) -> Self {
         let value = match &self.value {
             Value::Local(local, block) => Value::Local(local.clone(), block.clone()),
@@ -61,13 +62,13 @@ impl<B: Backend, K: Kind<B>> Clone for SpatialTensor<B, K> {
     }
 }
 
-impl<B: Backend, K: Kind<B>> fmt::Debug for SpatialTensor<B, K> {
+impl<B: LocalKernels, K: Kind<B>> fmt::Debug for SpatialTensor<B, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} {} on {:?}", self.dtype, self.layout, self.device)
     }
 }
 
-impl<B: Backend, K: Kind<B>> TensorMetadata for SpatialTensor<B, K> {
+impl<B: LocalKernels, K: Kind<B>> TensorMetadata for SpatialTensor<B, K> {
     fn dtype(&self) -> DType {
         self.dtype
     }
@@ -90,7 +91,7 @@ pub(crate) fn communicated<T>(result: Result<T, CommError>) -> T {
     })
 }
 
-impl<B: Backend, K: Kind<B>> SpatialTensor<B, K> {
+impl<B: LocalKernels, K: Kind<B>> SpatialTensor<B, K> {
     /// From this rank's block under `layout`, whose sums are made.
     pub(crate) fn new(local: K::Primitive, layout: Layout, device: SpatialDevice<B::Device>) -> Self {
         assert!(layout.pending().is_empty(), "a block is no share of a sum: {layout}");

@@ -12,6 +12,7 @@ use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Device, Tensor};
 use burn_spatial::nn::WindowBackend;
+use burn_spatial::optim::AdamBackend;
 use burn_spatial::{Grid, Spatial, place};
 use burn_spatial_models::weights::{self, Named};
 use burn_spatial_models::{Adam, CosmoFlow, CosmoFlowConfig};
@@ -81,7 +82,7 @@ impl Run {
 
     fn optimizer<B: WindowBackend + AutodiffBackend>(&self) -> OptimizerAdaptor<Adam, CosmoFlow<B>, B>
     where
-        B::InnerBackend: WindowBackend,
+        B::InnerBackend: WindowBackend + AdamBackend,
     {
         Adam::default().init()
     }
@@ -108,7 +109,7 @@ impl Run {
         mut each: impl FnMut(usize, f64, &CosmoFlow<B>, &B::Gradients),
     ) -> (CosmoFlow<B>, OptimizerAdaptor<Adam, CosmoFlow<B>, B>)
     where
-        B::InnerBackend: WindowBackend,
+        B::InnerBackend: WindowBackend + AdamBackend,
     {
         let (mut model, mut optimizer) = (self.model::<B>(device), self.optimizer());
         for step in 0..steps {
@@ -122,7 +123,7 @@ impl Run {
 
     fn outcome<B: WindowBackend + AutodiffBackend>(&self, device: &B::Device, split: impl Fn(Tensor<B, 5>) -> Tensor<B, 5>) -> Outcome
     where
-        B::InnerBackend: WindowBackend,
+        B::InnerBackend: WindowBackend + AdamBackend,
     {
         let (mut losses, mut gradient_norms) = (Vec::new(), BTreeMap::new());
         let steps = self.fixture.number("steps") as usize;

@@ -9,6 +9,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Distribution, Int, Tensor, TensorData};
 use burn_spatial::nn::WindowBackend;
+use burn_spatial::optim::AdamBackend;
 use burn_spatial::{Grid, Spatial, place};
 use burn_spatial_models::loss::DiceCrossEntropy;
 use burn_spatial_models::weights::{self, Named};
@@ -52,7 +53,7 @@ fn outcome<B: WindowBackend + AutodiffBackend>(
     mut start: impl FnMut(&UNet3d<B>),
 ) -> Outcome
 where
-    B::InnerBackend: WindowBackend,
+    B::InnerBackend: WindowBackend + AdamBackend,
 {
     let fixture = Fixture::read(CASE);
     let steps = fixture.number("steps") as usize;

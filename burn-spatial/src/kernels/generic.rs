@@ -5,7 +5,8 @@ use burn_backend::ops::ConvOptions;
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn_backend::{Backend, Scalar, Shape, Slice, TensorData, TensorMetadata, get_device_settings};
 
-use super::{Channels, Count, Taps, Window, inputs, outputs, with_extents};
+use super::local::{only, put_float, put_int};
+use super::{AdamStep, Arithmetic, Channels, Count, Filter, LocalKernels, Slab, Taps, Window, inputs, outputs, with_extents};
 
 /// The part of the block that the windows read, as ranges of the block, and where it starts in the padded input
 /// that begins with the first window.
@@ -55,6 +56,42 @@ fn unpadded<B: Backend>(grad: FloatTensor<B>, window: &Window) -> FloatTensor<B>
 
 fn options(window: &Window, groups: usize) -> ConvOptions<3> {
     ConvOptions::new(window.map(|a| a.stride), [0; 3], window.map(|a| a.dilation), groups)
+}
+
+/// See [`LocalKernels::float_add_box`].
+pub fn float_add_box<B: LocalKernels>(target: FloatTensor<B>, slices: &[Slice], part: FloatTensor<B>) -> FloatTensor<B> {
+    let sum = B::float_add(B::float_slice(target.clone(), slices), part);
+    B::float_assign_box(target, slices, sum)
+}
+
+/// See [`LocalKernels::int_add_box`].
+pub fn int_add_box<B: LocalKernels>(target: IntTensor<B>, slices: &[Slice], part: IntTensor<B>) -> IntTensor<B> {
+    let sum = B::int_add(B::int_slice(target.clone(), slices), part);
+    B::int_assign_box(target, slices, sum)
+}
+
+/// See [`arithmetic`](super::arithmetic).
+pub fn arithmetic<B: Backend>(large: FloatTensor<B>, small: FloatTensor<B>, arithmetic: Arithmetic) -> FloatTensor<B> {
+    match arithmetic {
+        Arithmetic::Add => B::float_add(large, small),
+        Arithmetic::Sub => B::float_sub(large, small),
+        Arithmetic::SubFrom => B::float_sub(small, large),
+        Arithmetic::Mul => B::float_mul(large, small),
+        Arithmetic::Div => B::float_div(large, small),
+        Arithmetic::DivInto => B::float_div(small, large),
+    }
+}
+
+/// See [`LocalKernels::block_conv3d`]: x is in one box.
+pub fn conv3d_part<B: LocalKernels>(
+    out: FloatTensor<B>,
+    at: [usize; 3],
+    x: &[Slab<B>],
+    filter: &Filter<B>,
+    window: &Window,
+) -> FloatTensor<B> {
+    let Filter { weight, bias, slope, groups } = filter;
+    put_float::<B>(out, at, conv3d::<B>(only::<B>(x), weight.clone(), bias.clone(), *slope, window, *groups))
 }
 
 /// See [`activated_conv3d`](super::activated_conv3d).
@@ -115,6 +152,19 @@ pub fn conv3d_weight_grad<B: Backend>(
     // Only its shape is read.
     let weight = B::float_empty(Shape::from(weight_shape), &B::float_device(&grad), grad.dtype().into());
     B::conv3d_weight_backward(padded::<B>(x, window, 0.0), weight, grad, options(window, groups))
+}
+
+/// See [`LocalKernels::block_max_pool3d`]: x is in one box.
+pub fn max_pool3d_part<B: LocalKernels>(
+    (out, indices): (FloatTensor<B>, IntTensor<B>),
+    at: [usize; 3],
+    x: &[Slab<B>],
+    window: &Window,
+    origin: [isize; 3],
+    volume: [usize; 3],
+) -> (FloatTensor<B>, IntTensor<B>) {
+    let (part, part_indices) = max_pool3d::<B>(only::<B>(x), window, origin, volume);
+    (put_float::<B>(out, at, part), put_int::<B>(indices, at, part_indices))
 }
 
 /// See [`max_pool3d`](super::max_pool3d).
@@ -243,6 +293,17 @@ fn divided<B: Backend>(sums: FloatTensor<B>, window: &Window, count: Count) -> F
 fn single_channel<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, [usize; 2]) {
     let [n, c, d, h, w] = x.shape().dims();
     (B::float_reshape(x, Shape::from([n * c, 1, d, h, w])), [n, c])
+}
+
+/// See [`LocalKernels::block_avg_pool3d`]: x is in one box.
+pub fn avg_pool3d_part<B: LocalKernels>(
+    out: FloatTensor<B>,
+    at: [usize; 3],
+    x: &[Slab<B>],
+    window: &Window,
+    count: Count,
+) -> FloatTensor<B> {
+    put_float::<B>(out, at, avg_pool3d::<B>(only::<B>(x), window, count))
 }
 
 /// See [`avg_pool3d`](super::avg_pool3d).
@@ -379,4 +440,25 @@ pub fn channel_grad<B: Backend>(
     let wide = |t: FloatTensor<B>| beside::<B>(t, &y);
     let back = B::float_sub(sloped::<B>(grad, negative, channels.slope), wide(a));
     B::float_mul(B::float_sub(back, B::float_mul(off, wide(b))), wide(channels.scale.clone()))
+}
+
+/// See [`LocalKernels::block_adam`]: a dozen passes over memory.
+pub fn adam<B: Backend>(
+    x: FloatTensor<B>,
+    grad: FloatTensor<B>,
+    moments: Option<[FloatTensor<B>; 2]>,
+    step: &AdamStep,
+) -> [FloatTensor<B>; 3] {
+    let times = |t: FloatTensor<B>, factor: f64| B::float_mul_scalar(t, Scalar::Float(factor));
+    let grad = if step.penalty == 0.0 { grad } else { B::float_add(times(x.clone(), step.penalty), grad) };
+    let mut first = times(grad.clone(), 1.0 - step.beta_1);
+    let mut second = times(B::float_mul(grad.clone(), grad), 1.0 - step.beta_2);
+    if let Some([old_first, old_second]) = moments {
+        first = B::float_add(times(old_first, step.beta_1), first);
+        second = B::float_add(times(old_second, step.beta_2), second);
+    }
+    let root = B::float_div_scalar(B::float_sqrt(second.clone()), Scalar::Float(step.root));
+    let root = B::float_add_scalar(root, Scalar::Float(step.epsilon));
+    let change = B::float_div(times(first.clone(), step.rate), root);
+    [B::float_sub(times(x, step.keep), change), first, second]
 }

@@ -10,7 +10,7 @@ use burn_autodiff::{Autodiff, NodeId};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, Scalar, Shape, Slice, TensorMetadata};
 
-use crate::kernels::{self, Channels};
+use crate::kernels::{self, Channels, LocalKernels};
 use crate::kind::{Float, Kind, wide};
 
 /// What is done behind the statistics.
@@ -96,7 +96,7 @@ fn channels<B: Backend>([mean, var]: [FloatTensor<B>; 2], gamma: FloatTensor<B>,
 
 /// [`NormBackend::batch_norm`] of this rank's block of a volume of `n` elements a channel; `combine` makes the mean and the
 /// sum of squared deviations of the volume out of those of the blocks.
-pub(crate) fn of_block<B: Backend>(
+pub(crate) fn of_block<B: LocalKernels>(
     x: FloatTensor<B>,
     gamma: FloatTensor<B>,
     beta: FloatTensor<B>,
@@ -116,7 +116,7 @@ pub(crate) fn of_block<B: Backend>(
 /// [`NormBackend::batch_norm_grad`] of this rank's block, as [`of_block`]; `reduce` sums over the ranks that hold the
 /// others.
 #[allow(clippy::too_many_arguments)]
-pub(crate) fn grad_of_block<B: Backend>(
+pub(crate) fn grad_of_block<B: LocalKernels>(
     x: FloatTensor<B>,
     statistics: [FloatTensor<B>; 2],
     gamma: FloatTensor<B>,
@@ -146,7 +146,7 @@ pub(crate) fn grad_of_block<B: Backend>(
 }
 
 /// [`NormBackend::given_norm`] of a block.
-pub(crate) fn given_of_block<B: Backend>(
+pub(crate) fn given_of_block<B: LocalKernels>(
     x: FloatTensor<B>,
     statistics: [FloatTensor<B>; 2],
     gamma: FloatTensor<B>,
@@ -163,46 +163,38 @@ pub(crate) fn each(shape: &Shape) -> usize {
     shape.num_elements() / shape[1]
 }
 
-/// Implements [`NormBackend`] for a backend whose tensors are whole.
-macro_rules! plain_norm_backend {
-    ($backend:ty) => {
-        impl NormBackend for $backend {
-            fn batch_norm(
-                x: FloatTensor<Self>,
-                gamma: FloatTensor<Self>,
-                beta: FloatTensor<Self>,
-                spec: NormSpec,
-            ) -> (FloatTensor<Self>, [FloatTensor<Self>; 2]) {
-                let n = each(&x.shape());
-                of_block::<Self>(x, gamma, beta, spec, n, |own| own)
-            }
-            fn batch_norm_grad(
-                x: FloatTensor<Self>,
-                statistics: [FloatTensor<Self>; 2],
-                gamma: FloatTensor<Self>,
-                beta: FloatTensor<Self>,
-                grad: FloatTensor<Self>,
-                spec: NormSpec,
-            ) -> [FloatTensor<Self>; 3] {
-                let n = each(&x.shape());
-                grad_of_block::<Self>(x, statistics, gamma, beta, grad, spec, n, |own| own)
-            }
-            fn given_norm(
-                x: FloatTensor<Self>,
-                statistics: [FloatTensor<Self>; 2],
-                gamma: FloatTensor<Self>,
-                beta: FloatTensor<Self>,
-                spec: NormSpec,
-            ) -> FloatTensor<Self> {
-                given_of_block::<Self>(x, statistics, gamma, beta, spec)
-            }
-        }
-    };
+/// Tensors are whole.
+impl<B: LocalKernels> NormBackend for B {
+    fn batch_norm(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        spec: NormSpec,
+    ) -> (FloatTensor<Self>, [FloatTensor<Self>; 2]) {
+        let n = each(&x.shape());
+        of_block::<B>(x, gamma, beta, spec, n, |own| own)
+    }
+    fn batch_norm_grad(
+        x: FloatTensor<Self>,
+        statistics: [FloatTensor<Self>; 2],
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        spec: NormSpec,
+    ) -> [FloatTensor<Self>; 3] {
+        let n = each(&x.shape());
+        grad_of_block::<B>(x, statistics, gamma, beta, grad, spec, n, |own| own)
+    }
+    fn given_norm(
+        x: FloatTensor<Self>,
+        statistics: [FloatTensor<Self>; 2],
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        spec: NormSpec,
+    ) -> FloatTensor<Self> {
+        given_of_block::<B>(x, statistics, gamma, beta, spec)
+    }
 }
-
-plain_norm_backend!(burn_flex::Flex);
-#[cfg(feature = "cuda")]
-plain_norm_backend!(burn_cuda::Cuda);
 
 #[derive(Debug)]
 struct Norm;

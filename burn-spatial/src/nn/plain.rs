@@ -4,79 +4,65 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, Shape, Slice, TensorMetadata};
 
 use super::{ConvSpec, PaddingMode, PoolSpec, UpsampleSpec};
-use crate::kernels::{self, Window};
+use crate::kernels::{self, LocalKernels, Window};
 use crate::kind::wide;
 use crate::window::pieces;
 
-/// Implements [`WindowBackend`](super::WindowBackend) for a backend whose tensors are whole.
-macro_rules! plain_window_backend {
-    ($backend:ty) => {
-        impl super::WindowBackend for $backend {
-            type Placement = [usize; 5];
+impl<B: LocalKernels> super::WindowBackend for B {
+    type Placement = [usize; 5];
 
-            fn placement(x: &FloatTensor<Self>) -> [usize; 5] {
-                x.shape().dims()
-            }
-            fn whole_volume(x: FloatTensor<Self>) -> FloatTensor<Self> {
-                x
-            }
-            fn conv3d_padded(
-                x: FloatTensor<Self>,
-                weight: FloatTensor<Self>,
-                bias: Option<FloatTensor<Self>>,
-                slope: f64,
-                spec: &ConvSpec,
-            ) -> FloatTensor<Self> {
-                self::conv3d::<Self>(x, weight, bias, slope, spec)
-            }
-            fn activation_grad(y: FloatTensor<Self>, grad: FloatTensor<Self>, slope: f64) -> FloatTensor<Self> {
-                kernels::activation_grad::<Self>(y, grad, slope)
-            }
-            fn conv3d_padded_x_grad(
-                x: &[usize; 5],
-                weight: FloatTensor<Self>,
-                grad: FloatTensor<Self>,
-                spec: &ConvSpec,
-            ) -> FloatTensor<Self> {
-                self::conv3d_x_grad::<Self>(*x, weight, grad, spec)
-            }
-            fn conv3d_padded_weight_grad(
-                x: FloatTensor<Self>,
-                grad: FloatTensor<Self>,
-                weight_shape: [usize; 5],
-                spec: &ConvSpec,
-            ) -> FloatTensor<Self> {
-                self::conv3d_weight_grad::<Self>(x, grad, weight_shape, spec)
-            }
-            fn conv3d_padded_bias_grad(grad: FloatTensor<Self>) -> FloatTensor<Self> {
-                self::conv3d_bias_grad::<Self>(grad)
-            }
-            fn max_pool3d(x: FloatTensor<Self>, spec: &PoolSpec) -> (FloatTensor<Self>, IntTensor<Self>) {
-                self::max_pool3d::<Self>(x, spec)
-            }
-            fn max_pool3d_grad(x: &[usize; 5], grad: FloatTensor<Self>, indices: IntTensor<Self>, spec: &PoolSpec) -> FloatTensor<Self> {
-                self::max_pool3d_grad::<Self>(*x, grad, indices, spec)
-            }
-            fn avg_pool3d(x: FloatTensor<Self>, spec: &PoolSpec) -> FloatTensor<Self> {
-                self::avg_pool3d::<Self>(x, spec)
-            }
-            fn avg_pool3d_grad(x: &[usize; 5], grad: FloatTensor<Self>, spec: &PoolSpec) -> FloatTensor<Self> {
-                self::avg_pool3d_grad::<Self>(*x, grad, spec)
-            }
-            fn upsample3d(x: FloatTensor<Self>, spec: &UpsampleSpec) -> FloatTensor<Self> {
-                let taps = spec.taps(x.shape().dims());
-                kernels::resample::<Self>(x, &taps)
-            }
-            fn upsample3d_grad(x: &[usize; 5], grad: FloatTensor<Self>, spec: &UpsampleSpec) -> FloatTensor<Self> {
-                kernels::resample_grad::<Self>(grad, &spec.taps(*x))
-            }
-        }
-    };
+    fn placement(x: &FloatTensor<Self>) -> [usize; 5] {
+        x.shape().dims()
+    }
+    fn whole_volume(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        x
+    }
+    fn conv3d_padded(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+        slope: f64,
+        spec: &ConvSpec,
+    ) -> FloatTensor<Self> {
+        conv3d::<B>(x, weight, bias, slope, spec)
+    }
+    fn activation_grad(y: FloatTensor<Self>, grad: FloatTensor<Self>, slope: f64) -> FloatTensor<Self> {
+        kernels::activation_grad::<B>(y, grad, slope)
+    }
+    fn conv3d_padded_x_grad(x: &[usize; 5], weight: FloatTensor<Self>, grad: FloatTensor<Self>, spec: &ConvSpec) -> FloatTensor<Self> {
+        conv3d_x_grad::<B>(*x, weight, grad, spec)
+    }
+    fn conv3d_padded_weight_grad(
+        x: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        weight_shape: [usize; 5],
+        spec: &ConvSpec,
+    ) -> FloatTensor<Self> {
+        conv3d_weight_grad::<B>(x, grad, weight_shape, spec)
+    }
+    fn conv3d_padded_bias_grad(grad: FloatTensor<Self>) -> FloatTensor<Self> {
+        conv3d_bias_grad::<B>(grad)
+    }
+    fn max_pool3d(x: FloatTensor<Self>, spec: &PoolSpec) -> (FloatTensor<Self>, IntTensor<Self>) {
+        max_pool3d::<B>(x, spec)
+    }
+    fn max_pool3d_grad(x: &[usize; 5], grad: FloatTensor<Self>, indices: IntTensor<Self>, spec: &PoolSpec) -> FloatTensor<Self> {
+        max_pool3d_grad::<B>(*x, grad, indices, spec)
+    }
+    fn avg_pool3d(x: FloatTensor<Self>, spec: &PoolSpec) -> FloatTensor<Self> {
+        avg_pool3d::<B>(x, spec)
+    }
+    fn avg_pool3d_grad(x: &[usize; 5], grad: FloatTensor<Self>, spec: &PoolSpec) -> FloatTensor<Self> {
+        avg_pool3d_grad::<B>(*x, grad, spec)
+    }
+    fn upsample3d(x: FloatTensor<Self>, spec: &UpsampleSpec) -> FloatTensor<Self> {
+        let taps = spec.taps(x.shape().dims());
+        kernels::resample::<B>(x, &taps)
+    }
+    fn upsample3d_grad(x: &[usize; 5], grad: FloatTensor<Self>, spec: &UpsampleSpec) -> FloatTensor<Self> {
+        kernels::resample_grad::<B>(grad, &spec.taps(*x))
+    }
 }
-
-plain_window_backend!(burn_flex::Flex);
-#[cfg(feature = "cuda")]
-plain_window_backend!(burn_cuda::Cuda);
 
 fn conv_window(x: [usize; 5], weight: [usize; 5], spec: &ConvSpec) -> Window {
     spec.window(x, weight).unwrap_or_else(|e| panic!("{e}"))
@@ -133,7 +119,7 @@ pub fn fold<B: Backend>(grad: FloatTensor<B>, padding: [(usize, usize); 3], mode
 }
 
 /// See [`WindowBackend::conv3d_padded`](super::WindowBackend::conv3d_padded).
-pub fn conv3d<B: Backend>(
+pub fn conv3d<B: LocalKernels>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
     bias: Option<FloatTensor<B>>,
@@ -151,7 +137,7 @@ pub fn conv3d<B: Backend>(
 }
 
 /// See [`WindowBackend::conv3d_padded_x_grad`](super::WindowBackend::conv3d_padded_x_grad).
-pub fn conv3d_x_grad<B: Backend>(x: [usize; 5], weight: FloatTensor<B>, grad: FloatTensor<B>, spec: &ConvSpec) -> FloatTensor<B> {
+pub fn conv3d_x_grad<B: LocalKernels>(x: [usize; 5], weight: FloatTensor<B>, grad: FloatTensor<B>, spec: &ConvSpec) -> FloatTensor<B> {
     let window = conv_window(x, weight.shape().dims(), spec);
     match spec.mode {
         PaddingMode::Zeros => kernels::conv3d_data_grad::<B>(grad, weight, &window, spec.groups),
@@ -163,7 +149,7 @@ pub fn conv3d_x_grad<B: Backend>(x: [usize; 5], weight: FloatTensor<B>, grad: Fl
 }
 
 /// See [`WindowBackend::conv3d_padded_weight_grad`](super::WindowBackend::conv3d_padded_weight_grad).
-pub fn conv3d_weight_grad<B: Backend>(
+pub fn conv3d_weight_grad<B: LocalKernels>(
     x: FloatTensor<B>,
     grad: FloatTensor<B>,
     weight_shape: [usize; 5],
@@ -180,7 +166,7 @@ pub fn conv3d_weight_grad<B: Backend>(
 }
 
 /// See [`WindowBackend::conv3d_padded_bias_grad`](super::WindowBackend::conv3d_padded_bias_grad).
-pub fn conv3d_bias_grad<B: Backend>(grad: FloatTensor<B>) -> FloatTensor<B> {
+pub fn conv3d_bias_grad<B: LocalKernels>(grad: FloatTensor<B>) -> FloatTensor<B> {
     let [n, c, d, h, w] = grad.shape().dims();
     wide::<B>(grad, |grad| {
         let grad = B::float_sum_dim(B::float_reshape(grad, Shape::from([n, c, d * h * w])), 2);
@@ -189,26 +175,26 @@ pub fn conv3d_bias_grad<B: Backend>(grad: FloatTensor<B>) -> FloatTensor<B> {
 }
 
 /// See [`WindowBackend::max_pool3d`](super::WindowBackend::max_pool3d).
-pub fn max_pool3d<B: Backend>(x: FloatTensor<B>, spec: &PoolSpec) -> (FloatTensor<B>, IntTensor<B>) {
+pub fn max_pool3d<B: LocalKernels>(x: FloatTensor<B>, spec: &PoolSpec) -> (FloatTensor<B>, IntTensor<B>) {
     let window = pool_window(x.shape().dims(), spec);
     kernels::max_pool3d::<B>(x, &window, [0; 3], window.map(|a| a.input))
 }
 
 /// See [`WindowBackend::max_pool3d_grad`](super::WindowBackend::max_pool3d_grad).
-pub fn max_pool3d_grad<B: Backend>(x: [usize; 5], grad: FloatTensor<B>, indices: IntTensor<B>, spec: &PoolSpec) -> FloatTensor<B> {
+pub fn max_pool3d_grad<B: LocalKernels>(x: [usize; 5], grad: FloatTensor<B>, indices: IntTensor<B>, spec: &PoolSpec) -> FloatTensor<B> {
     let window = pool_window(x, spec);
     kernels::max_pool3d_grad::<B>(grad, indices, &window, [0; 3], window.map(|a| a.input))
 }
 
 /// See [`WindowBackend::avg_pool3d`](super::WindowBackend::avg_pool3d).
-pub fn avg_pool3d<B: Backend>(x: FloatTensor<B>, spec: &PoolSpec) -> FloatTensor<B> {
+pub fn avg_pool3d<B: LocalKernels>(x: FloatTensor<B>, spec: &PoolSpec) -> FloatTensor<B> {
     let window = pool_window(x.shape().dims(), spec);
     let count = spec.count(window.map(|a| a.input));
     kernels::avg_pool3d::<B>(x, &window, count)
 }
 
 /// See [`WindowBackend::avg_pool3d_grad`](super::WindowBackend::avg_pool3d_grad).
-pub fn avg_pool3d_grad<B: Backend>(x: [usize; 5], grad: FloatTensor<B>, spec: &PoolSpec) -> FloatTensor<B> {
+pub fn avg_pool3d_grad<B: LocalKernels>(x: [usize; 5], grad: FloatTensor<B>, spec: &PoolSpec) -> FloatTensor<B> {
     let window = pool_window(x, spec);
     let count = spec.count(window.map(|a| a.input));
     kernels::avg_pool3d_grad::<B>(grad, &window, count)

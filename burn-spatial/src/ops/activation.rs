@@ -1,12 +1,13 @@
 //! Activations: element-wise, with the inner backend's own kernels. Softmax and its like are made of reductions and
 //! element-wise operations, as in Burn's bodies, in the type in which sums are made.
 
+use burn_backend::Scalar;
 use burn_backend::ops::{ActivationOps, FloatTensorOps};
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, Scalar};
 
 use super::*;
 use crate::Spatial;
+use crate::kernels::LocalKernels;
 use crate::kind::Float;
 
 macro_rules! unary {
@@ -26,7 +27,7 @@ macro_rules! binary {
     )*};
 }
 
-fn same_shape<B: Backend>(
+fn same_shape<B: LocalKernels>(
     lhs: SpatialTensor<B, Float>,
     rhs: SpatialTensor<B, Float>,
     f: impl FnOnce(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
@@ -35,13 +36,13 @@ fn same_shape<B: Backend>(
 }
 
 /// How far elements are below the largest along `dim`: zero or negative, in the type in which sums are made.
-fn below_largest<B: Backend>(tensor: SpatialTensor<B, Float>, dim: usize) -> SpatialTensor<B, Float> {
+fn below_largest<B: LocalKernels>(tensor: SpatialTensor<B, Float>, dim: usize) -> SpatialTensor<B, Float> {
     let tensor = widened(tensor);
     let largest = Spatial::<B>::float_max_dim(tensor.clone(), dim);
     Spatial::<B>::float_sub(tensor, largest)
 }
 
-impl<B: Backend> ActivationOps<Self> for Spatial<B> {
+impl<B: LocalKernels> ActivationOps<Self> for Spatial<B> {
     unary!(leaky_relu(negative_slope), relu(), gelu(), sigmoid(), hard_sigmoid(alpha, beta), log_sigmoid());
 
     fn softmax(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {

@@ -1,11 +1,12 @@
 //! Operations along a split dimension that need little of other ranks: the dimension stays split.
 
-use burn_backend::{Backend, TensorMetadata};
+use burn_backend::TensorMetadata;
 use burn_std::Slice;
 
 use super::index::slice_of;
 use super::{split_over, whole_dim};
 use crate::device::RankContext;
+use crate::kernels::LocalKernels;
 use crate::kind::Kind;
 use crate::layout::{Axis, AxisNeed, Layout, Piece, balanced_offsets, unify};
 use crate::mesh::MeshAxis;
@@ -14,7 +15,7 @@ use crate::transfer::{exchange, redistribute};
 use crate::window::scaled;
 
 /// This rank's block `local` with split dimensions, each one axis of `layout`, replaced by what `needs` says. Collective.
-pub(crate) fn fetch<B: Backend, K: Kind<B>>(
+pub(crate) fn fetch<B: LocalKernels, K: Kind<B>>(
     context: &RankContext,
     local: K::Primitive,
     layout: &Layout,
@@ -35,7 +36,7 @@ pub(crate) fn fetch<B: Backend, K: Kind<B>>(
 }
 
 /// [`fetch`] along one dimension.
-fn fetch_dim<B: Backend, K: Kind<B>>(
+fn fetch_dim<B: LocalKernels, K: Kind<B>>(
     context: &RankContext,
     local: K::Primitive,
     layout: &Layout,
@@ -56,7 +57,7 @@ fn one_split(layout: &Layout, dim: usize) -> Option<(MeshAxis, Vec<usize>)> {
     }
 }
 
-fn cut<B: Backend, K: Kind<B>>(local: K::Primitive, dim: usize, start: usize, length: usize) -> K::Primitive {
+fn cut<B: LocalKernels, K: Kind<B>>(local: K::Primitive, dim: usize, start: usize, length: usize) -> K::Primitive {
     let shape = local.shape();
     let slices: Vec<Slice> =
         shape.iter().enumerate().map(|(d, n)| if d == dim { slice_of(start, length) } else { slice_of(0, *n) }).collect();
@@ -64,7 +65,7 @@ fn cut<B: Backend, K: Kind<B>>(local: K::Primitive, dim: usize, start: usize, le
 }
 
 /// Reversed along dimensions. A shard of a split one comes, whole, from where its mirror image lies.
-pub(crate) fn flip<B: Backend, K: Kind<B>>(
+pub(crate) fn flip<B: LocalKernels, K: Kind<B>>(
     mut tensor: SpatialTensor<B, K>,
     dims: &[usize],
     op: &'static str,
@@ -95,7 +96,7 @@ pub(crate) fn flip<B: Backend, K: Kind<B>>(
 
 /// A scan `f` along `dim`, in which each result is made of all elements up to it: a shard of a split dimension goes on
 /// from the last results of those before it, one plane of each.
-pub(crate) fn scan<B: Backend, K: Kind<B>>(
+pub(crate) fn scan<B: LocalKernels, K: Kind<B>>(
     tensor: SpatialTensor<B, K>,
     dim: usize,
     op: &'static str,
@@ -127,7 +128,7 @@ pub(crate) fn scan<B: Backend, K: Kind<B>>(
 
 /// Windows along `dim`, in a new last dimension. Those of a split dimension stay split: each shard takes the halo that
 /// its windows reach into.
-pub(crate) fn unfold<B: Backend, K: Kind<B>>(
+pub(crate) fn unfold<B: LocalKernels, K: Kind<B>>(
     tensor: SpatialTensor<B, K>,
     dim: usize,
     size: usize,
@@ -158,7 +159,7 @@ pub(crate) fn unfold<B: Backend, K: Kind<B>>(
 
 /// Joins tensors along `dim`. Where the first that is split along it is one axis, so is the result, in near-equal
 /// shards: elements move to the ranks that hold their part of it. The other dimensions stay split.
-pub(crate) fn cat<B: Backend, K: Kind<B>>(tensors: Vec<SpatialTensor<B, K>>, dim: usize, op: &'static str) -> SpatialTensor<B, K> {
+pub(crate) fn cat<B: LocalKernels, K: Kind<B>>(tensors: Vec<SpatialTensor<B, K>>, dim: usize, op: &'static str) -> SpatialTensor<B, K> {
     let device = tensors[0].device().clone();
     let context = device.context();
     let first = tensors[0].clone();

@@ -2,11 +2,12 @@
 
 use burn_backend::ops::BoolTensorOps;
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
-use burn_backend::{Backend, ExecutionError, Scalar, TensorData};
+use burn_backend::{ExecutionError, Scalar, TensorData};
 use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
 use super::*;
 use crate::Spatial;
+use crate::kernels::LocalKernels;
 use crate::kind::{Bool, Float, Int};
 
 macro_rules! binary {
@@ -25,7 +26,7 @@ macro_rules! scalar {
     )*};
 }
 
-impl<B: Backend> BoolTensorOps<Self> for Spatial<B> {
+impl<B: LocalKernels> BoolTensorOps<Self> for Spatial<B> {
     fn bool_empty(shape: Shape, device: &Device<Self>, dtype: BoolDType) -> BoolTensor<Self> {
         Self::bool_zeros(shape, device, dtype)
     }

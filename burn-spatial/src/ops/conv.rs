@@ -1,10 +1,11 @@
 //! Burn's convolutions as window operations on volumes: options of one, two and three axes as specs.
 
+use burn_backend::TensorMetadata;
 use burn_backend::ops::{ConvOptions, ConvTransposeOptions};
-use burn_backend::{Backend, TensorMetadata};
 use burn_std::Shape;
 
 use super::window::{Tensor, Transposed, placed};
+use crate::kernels::LocalKernels;
 use crate::kind::Kind;
 use crate::layout::{Axis, Layout};
 use crate::tensor::SpatialTensor;
@@ -22,13 +23,13 @@ pub(super) fn lifted_shape(shape: &Shape) -> [usize; 5] {
 }
 
 /// A line or a plane `[N, C, ..]` as a volume; a convolution's weight likewise.
-pub(super) fn volume<B: Backend, K: Kind<B>>(tensor: SpatialTensor<B, K>) -> SpatialTensor<B, K> {
+pub(super) fn volume<B: LocalKernels, K: Kind<B>>(tensor: SpatialTensor<B, K>) -> SpatialTensor<B, K> {
     let shape = lifted_shape(&tensor.shape());
     super::reshape(tensor, Shape::from(shape))
 }
 
 /// The volume that [`volume`] made of a tensor of `rank` dimensions as such a tensor.
-pub(super) fn flat<B: Backend, K: Kind<B>>(tensor: SpatialTensor<B, K>, rank: usize) -> SpatialTensor<B, K> {
+pub(super) fn flat<B: LocalKernels, K: Kind<B>>(tensor: SpatialTensor<B, K>, rank: usize) -> SpatialTensor<B, K> {
     let shape = tensor.shape();
     let kept = (0..2).chain(2 + 5 - rank..5).map(|dim| shape[dim]);
     super::reshape(tensor, Shape::from(kept.collect::<Vec<_>>()))
@@ -105,7 +106,7 @@ pub(super) fn transposed<const N: usize>(options: &ConvTransposeOptions<N>, x: [
 }
 
 /// How a gradient lies, or would if it were not the same everywhere: as volumes usually do.
-fn spread<B: Backend>(grad: &Tensor<B>) -> Layout {
+fn spread<B: LocalKernels>(grad: &Tensor<B>) -> Layout {
     let usual = Layout::volume(&grad.shape(), grad.context().mesh.grid());
     [0, 2, 3, 4].into_iter().filter(|dim| grad.layout().is_uniform_dim(*dim)).fold(grad.layout().clone(), |layout, dim| {
         let free = usual.dim(dim).iter().filter_map(Axis::as_split).all(|(mesh, _)| !layout.split_over().contains(mesh));
@@ -115,7 +116,7 @@ fn spread<B: Backend>(grad: &Tensor<B>) -> Layout {
 
 /// The gradient of a transposed convolution's x from that of its output, a volume. The place of x is the one whose
 /// output lies as `grad`.
-pub(super) fn transposed_x_grad<B: Backend, const N: usize>(
+pub(super) fn transposed_x_grad<B: LocalKernels, const N: usize>(
     weight: Tensor<B>,
     grad: Tensor<B>,
     options: &ConvTransposeOptions<N>,

@@ -3,11 +3,11 @@
 use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
 use burn_backend::tensor::IndexingUpdateOp;
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
-use burn_backend::{Backend, Distribution, ExecutionError, Scalar, TensorData, TensorMetadata, get_device_settings};
+use burn_backend::{Distribution, ExecutionError, Scalar, TensorData, TensorMetadata, get_device_settings};
 use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
 use super::*;
-use crate::kernels::{self, Arithmetic};
+use crate::kernels::{self, Arithmetic, LocalKernels};
 use crate::kind::{Bool, Float, Int};
 use crate::{Spatial, SpatialDevice};
 
@@ -83,28 +83,22 @@ macro_rules! line_positions {
     )*};
 }
 
-/// Arithmetic of blocks: with one of them small, in one pass where the inner backend's room has a kernel for it.
-fn broadcasting<B: Backend>(
-    lhs: FloatTensor<B>,
-    rhs: FloatTensor<B>,
-    left: Arithmetic,
-    right: Arithmetic,
-    f: impl FnOnce(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
-) -> FloatTensor<B> {
+/// Arithmetic of blocks, of which one may be small.
+fn broadcasting<B: LocalKernels>(lhs: FloatTensor<B>, rhs: FloatTensor<B>, left: Arithmetic, right: Arithmetic) -> FloatTensor<B> {
     if lhs.shape().num_elements() >= rhs.shape().num_elements() {
-        kernels::arithmetic::<B>(lhs, rhs, left).unwrap_or_else(|(lhs, rhs)| f(lhs, rhs))
+        kernels::arithmetic::<B>(lhs, rhs, left)
     } else {
-        kernels::arithmetic::<B>(rhs, lhs, right).unwrap_or_else(|(rhs, lhs)| f(lhs, rhs))
+        kernels::arithmetic::<B>(rhs, lhs, right)
     }
 }
 
 /// `t`, a sum of the type in which sums are made, as often as a uniform axis is long.
-pub(super) fn times<B: Backend>(t: FloatTensor<B>, n: usize) -> FloatTensor<B> {
+pub(super) fn times<B: LocalKernels>(t: FloatTensor<B>, n: usize) -> FloatTensor<B> {
     B::float_mul_scalar(t, (n as f64).into())
 }
 
 /// The mean of `n` elements from their `sum`, which may exceed the range of the tensor's own type.
-fn wide_mean<B: Backend>(
+fn wide_mean<B: LocalKernels>(
     tensor: SpatialTensor<B, Float>,
     sum: impl FnOnce(SpatialTensor<B, Float>) -> SpatialTensor<B, Float>,
     n: f64,
@@ -114,7 +108,7 @@ fn wide_mean<B: Backend>(
     map::<B, Float, Float>(sum, |t| <Float as Kind<B>>::cast(B::float_div_scalar(t, n.into()), dtype))
 }
 
-fn largest<B: Backend>(
+fn largest<B: LocalKernels>(
     tensor: FloatTensor<Spatial<B>>,
     dim: usize,
     dtype: IntDType,
@@ -123,7 +117,7 @@ fn largest<B: Backend>(
     extreme::<B, Float>(tensor, dim, op, ReduceOp::Max, |t| B::float_max_dim_with_indices(t, dim, dtype), candidates::<B>)
 }
 
-fn smallest<B: Backend>(
+fn smallest<B: LocalKernels>(
     tensor: FloatTensor<Spatial<B>>,
     dim: usize,
     dtype: IntDType,
@@ -133,7 +127,13 @@ fn smallest<B: Backend>(
 }
 
 /// Global positions where a shard holds the extreme (or NaN, which wins), the extent where it does not.
-fn candidates<B: Backend>(mine: &FloatTensor<B>, best: &FloatTensor<B>, index: IntTensor<B>, start: usize, extent: usize) -> IntTensor<B> {
+fn candidates<B: LocalKernels>(
+    mine: &FloatTensor<B>,
+    best: &FloatTensor<B>,
+    index: IntTensor<B>,
+    start: usize,
+    extent: usize,
+) -> IntTensor<B> {
     let dtype = get_device_settings::<B>(&B::float_device(mine)).bool_dtype;
     let lost = B::bool_not(B::bool_or(B::float_equal(mine.clone(), best.clone(), dtype), B::float_is_nan(mine.clone(), dtype)));
     B::int_mask_fill(B::int_add_scalar(index, (start as i64).into()), lost, (extent as i64).into())
@@ -151,7 +151,7 @@ fn warn_of_whole_volumes<D: burn_backend::DeviceOps>(bytes: usize, device: &Spat
     }
 }
 
-impl<B: Backend> FloatTensorOps<Self> for Spatial<B> {
+impl<B: LocalKernels> FloatTensorOps<Self> for Spatial<B> {
     fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
         warn_of_whole_volumes(data.bytes.len(), device);
         SpatialTensor::input(B::float_from_data(data, device.inner_device()), device)
@@ -204,7 +204,7 @@ impl<B: Backend> FloatTensorOps<Self> for Spatial<B> {
     }
 
     fn float_add(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
-        zip_linear::<B, Float>(lhs, rhs, |a, b| broadcasting::<B>(a, b, Arithmetic::Add, Arithmetic::Add, B::float_add))
+        zip_linear::<B, Float>(lhs, rhs, |a, b| broadcasting::<B>(a, b, Arithmetic::Add, Arithmetic::Add))
     }
 
     fn float_neg(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -213,15 +213,15 @@ impl<B: Backend> FloatTensorOps<Self> for Spatial<B> {
     }
 
     fn float_sub(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
-        zip::<B, Float, Float, Float>(lhs, rhs, |a, b| broadcasting::<B>(a, b, Arithmetic::Sub, Arithmetic::SubFrom, B::float_sub))
+        zip::<B, Float, Float, Float>(lhs, rhs, |a, b| broadcasting::<B>(a, b, Arithmetic::Sub, Arithmetic::SubFrom))
     }
 
     fn float_mul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
-        zip::<B, Float, Float, Float>(lhs, rhs, |a, b| broadcasting::<B>(a, b, Arithmetic::Mul, Arithmetic::Mul, B::float_mul))
+        zip::<B, Float, Float, Float>(lhs, rhs, |a, b| broadcasting::<B>(a, b, Arithmetic::Mul, Arithmetic::Mul))
     }
 
     fn float_div(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
-        zip::<B, Float, Float, Float>(lhs, rhs, |a, b| broadcasting::<B>(a, b, Arithmetic::Div, Arithmetic::DivInto, B::float_div))
+        zip::<B, Float, Float, Float>(lhs, rhs, |a, b| broadcasting::<B>(a, b, Arithmetic::Div, Arithmetic::DivInto))
     }
 
     binary!(float_remainder, float_powf, float_atan2);

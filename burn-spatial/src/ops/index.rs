@@ -1,11 +1,12 @@
 //! Slices and indexing.
 
-use burn_backend::{Backend, TensorMetadata};
+use burn_backend::TensorMetadata;
 use burn_std::Slice;
 
 use super::along::fetch;
 use super::{ranges, split_over, unsplit, whole_dim};
 use crate::comm::ReduceOp;
+use crate::kernels::LocalKernels;
 use crate::kind::{Int, Kind};
 use crate::layout::{Axis, AxisNeed, Layout, Piece, Storage, balanced_offsets, unify};
 use crate::tensor::{SpatialTensor, communicated};
@@ -17,7 +18,11 @@ pub(super) fn slice_of(start: usize, length: usize) -> Slice {
 
 /// A box, with steps. A split dimension stays split: shards keep what they have of it, or share it out anew where one
 /// would be left with nothing. Backward steps along a split dimension make it whole.
-pub(crate) fn slice<B: Backend, K: Kind<B>>(mut tensor: SpatialTensor<B, K>, slices: &[Slice], op: &'static str) -> SpatialTensor<B, K> {
+pub(crate) fn slice<B: LocalKernels, K: Kind<B>>(
+    mut tensor: SpatialTensor<B, K>,
+    slices: &[Slice],
+    op: &'static str,
+) -> SpatialTensor<B, K> {
     let shape = tensor.shape();
     let wanted = ranges(slices, &shape);
     if wanted.iter().zip(shape.iter()).all(|((start, length, step), n)| *start == 0 && length == n && *step == 1) {
@@ -102,7 +107,7 @@ pub(crate) fn slice<B: Backend, K: Kind<B>>(mut tensor: SpatialTensor<B, K>, sli
 
 /// `base` with a box replaced by `value`. Writing a split value into a constant, or into a whole tensor, takes the
 /// layout of the value.
-pub(crate) fn slice_assign<B: Backend, K: Kind<B>>(
+pub(crate) fn slice_assign<B: LocalKernels, K: Kind<B>>(
     mut base: SpatialTensor<B, K>,
     slices: &[Slice],
     mut value: SpatialTensor<B, K>,
@@ -210,7 +215,7 @@ fn aligned(a: &Layout, b: &Layout, dim: usize) -> bool {
 }
 
 /// `out[.., j, ..] = tensor[.., indices[.., j, ..], ..]`: local while `dim` of the tensor is not split.
-pub(crate) fn gather<B: Backend, K: Kind<B>>(
+pub(crate) fn gather<B: LocalKernels, K: Kind<B>>(
     dim: usize,
     tensor: SpatialTensor<B, K>,
     indices: SpatialTensor<B, Int>,
@@ -235,7 +240,7 @@ pub(crate) fn gather<B: Backend, K: Kind<B>>(
 }
 
 /// `tensor[.., indices[.., j, ..], ..] += value[.., j, ..]`: local while `dim` is not split.
-pub(crate) fn scatter<B: Backend, K: Kind<B>>(
+pub(crate) fn scatter<B: LocalKernels, K: Kind<B>>(
     dim: usize,
     tensor: SpatialTensor<B, K>,
     indices: SpatialTensor<B, Int>,
@@ -260,7 +265,7 @@ pub(crate) fn scatter<B: Backend, K: Kind<B>>(
 }
 
 /// Lines `indices` of dimension `dim`: local while that dimension is not split; the result is split as the indices are.
-pub(crate) fn select<B: Backend, K: Kind<B>>(
+pub(crate) fn select<B: LocalKernels, K: Kind<B>>(
     tensor: SpatialTensor<B, K>,
     dim: usize,
     indices: SpatialTensor<B, Int>,
@@ -277,7 +282,7 @@ pub(crate) fn select<B: Backend, K: Kind<B>>(
 }
 
 /// Indices stored, and split over mesh axes that split nothing of the other tensor.
-fn selectable<B: Backend>(indices: SpatialTensor<B, Int>, other: &Layout) -> SpatialTensor<B, Int> {
+fn selectable<B: LocalKernels>(indices: SpatialTensor<B, Int>, other: &Layout) -> SpatialTensor<B, Int> {
     let clash = split_over(indices.layout().dim(0)).iter().any(|mesh| other.split_over().contains(mesh));
     let layout = if clash { indices.layout().full_dim(0) } else { indices.layout().materialized_dim(0) };
     indices.into_layout(&layout)
@@ -286,7 +291,7 @@ fn selectable<B: Backend>(indices: SpatialTensor<B, Int>, other: &Layout) -> Spa
 /// Adds lines of `value` to lines `indices` of `tensor` (or combines them with `op_kind`). Indices split over ranks make
 /// partial results on `zeros`, which are combined over these ranks.
 #[allow(clippy::too_many_arguments)]
-pub(crate) fn select_add<B: Backend, K: Kind<B>>(
+pub(crate) fn select_add<B: LocalKernels, K: Kind<B>>(
     tensor: SpatialTensor<B, K>,
     dim: usize,
     indices: SpatialTensor<B, Int>,
@@ -330,7 +335,7 @@ pub(crate) fn select_add<B: Backend, K: Kind<B>>(
 ///
 /// Each shard finds its own; the extreme is combined over the ranks, and of the shards that hold it the first wins.
 #[allow(clippy::type_complexity)]
-pub(crate) fn extreme<B: Backend, K: Kind<B>>(
+pub(crate) fn extreme<B: LocalKernels, K: Kind<B>>(
     tensor: SpatialTensor<B, K>,
     dim: usize,
     op: &'static str,

@@ -5,11 +5,12 @@ use std::ops::Range;
 use burn_backend::ops::IntTensorOps;
 use burn_backend::tensor::IndexingUpdateOp;
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor};
-use burn_backend::{Backend, Distribution, ExecutionError, Scalar, TensorData, TensorMetadata, get_device_settings};
+use burn_backend::{Distribution, ExecutionError, Scalar, TensorData, TensorMetadata, get_device_settings};
 use burn_std::{BoolDType, FloatDType, IntDType, Shape, Slice};
 
 use super::*;
 use crate::Spatial;
+use crate::kernels::LocalKernels;
 use crate::kind::{Bool, Float, Int};
 
 macro_rules! unary {
@@ -69,30 +70,34 @@ macro_rules! lines {
     )*};
 }
 
-fn times<B: Backend>(t: IntTensor<B>, n: usize) -> IntTensor<B> {
+fn times<B: LocalKernels>(t: IntTensor<B>, n: usize) -> IntTensor<B> {
     B::int_mul_scalar(t, (n as i64).into())
 }
 
-fn power<B: Backend>(t: IntTensor<B>, n: usize) -> IntTensor<B> {
+fn power<B: LocalKernels>(t: IntTensor<B>, n: usize) -> IntTensor<B> {
     B::int_powi_scalar(t, (n as i64).into())
 }
 
-fn largest<B: Backend>(tensor: IntTensor<Spatial<B>>, dim: usize, op: &'static str) -> (IntTensor<Spatial<B>>, IntTensor<Spatial<B>>) {
+fn largest<B: LocalKernels>(tensor: IntTensor<Spatial<B>>, dim: usize, op: &'static str) -> (IntTensor<Spatial<B>>, IntTensor<Spatial<B>>) {
     extreme::<B, Int>(tensor, dim, op, ReduceOp::Max, |t| B::int_max_dim_with_indices(t, dim), candidates::<B>)
 }
 
-fn smallest<B: Backend>(tensor: IntTensor<Spatial<B>>, dim: usize, op: &'static str) -> (IntTensor<Spatial<B>>, IntTensor<Spatial<B>>) {
+fn smallest<B: LocalKernels>(
+    tensor: IntTensor<Spatial<B>>,
+    dim: usize,
+    op: &'static str,
+) -> (IntTensor<Spatial<B>>, IntTensor<Spatial<B>>) {
     extreme::<B, Int>(tensor, dim, op, ReduceOp::Min, |t| B::int_min_dim_with_indices(t, dim), candidates::<B>)
 }
 
 /// Global positions where a shard holds the extreme, the extent where it does not.
-fn candidates<B: Backend>(mine: &IntTensor<B>, best: &IntTensor<B>, index: IntTensor<B>, start: usize, extent: usize) -> IntTensor<B> {
+fn candidates<B: LocalKernels>(mine: &IntTensor<B>, best: &IntTensor<B>, index: IntTensor<B>, start: usize, extent: usize) -> IntTensor<B> {
     let dtype = get_device_settings::<B>(&B::int_device(mine)).bool_dtype;
     let lost = B::int_not_equal(mine.clone(), best.clone(), dtype);
     B::int_mask_fill(B::int_add_scalar(index, (start as i64).into()), lost, (extent as i64).into())
 }
 
-impl<B: Backend> IntTensorOps<Self> for Spatial<B> {
+impl<B: LocalKernels> IntTensorOps<Self> for Spatial<B> {
     fn int_empty(shape: Shape, device: &Device<Self>, dtype: IntDType) -> IntTensor<Self> {
         Self::int_zeros(shape, device, dtype)
     }

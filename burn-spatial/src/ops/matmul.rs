@@ -1,7 +1,8 @@
 //! Matrix products.
 
-use burn_backend::{Backend, TensorMetadata};
+use burn_backend::TensorMetadata;
 
+use crate::kernels::LocalKernels;
 use crate::kind::Kind;
 use crate::layout::{Axis, Layout, Storage, refine, unify};
 use crate::mesh::AxisSet;
@@ -55,7 +56,7 @@ pub(crate) fn rule(lhs: &Layout, rhs: &Layout) -> (Layout, Layout, Layout) {
 }
 
 /// A matrix product, with `f` for the local one.
-pub(crate) fn matmul<B: Backend, K: Kind<B>>(
+pub(crate) fn matmul<B: LocalKernels, K: Kind<B>>(
     lhs: SpatialTensor<B, K>,
     rhs: SpatialTensor<B, K>,
     f: impl FnOnce(K::Primitive, K::Primitive) -> K::Primitive,

@@ -2,12 +2,12 @@
 //!
 //! This file has what the traits share: pointwise maps, views, reductions, and operations along one dimension.
 
-use burn_backend::{Backend, DType, TensorMetadata};
+use burn_backend::{DType, TensorMetadata};
 use burn_std::{Shape, Slice};
 
 use crate::comm::ReduceOp;
 use crate::device::RankContext;
-use crate::kernels::dense;
+use crate::kernels::LocalKernels;
 use crate::kind::{Float, Kind, accumulator};
 use crate::layout::{Axis, Layout, Storage, unify};
 use crate::mesh::AxisSet;
@@ -35,7 +35,7 @@ pub(crate) use index::*;
 pub use quantized::SpatialQuantized;
 
 /// Element-wise, one operand.
-pub(crate) fn map<B: Backend, K: Kind<B>, R: Kind<B>>(
+pub(crate) fn map<B: LocalKernels, K: Kind<B>, R: Kind<B>>(
     tensor: SpatialTensor<B, K>,
     f: impl FnOnce(K::Primitive) -> R::Primitive,
 ) -> SpatialTensor<B, R> {
@@ -45,13 +45,13 @@ pub(crate) fn map<B: Backend, K: Kind<B>, R: Kind<B>>(
 }
 
 /// A float tensor as the type in which it is summed.
-pub(crate) fn widened<B: Backend>(tensor: SpatialTensor<B, Float>) -> SpatialTensor<B, Float> {
+pub(crate) fn widened<B: LocalKernels>(tensor: SpatialTensor<B, Float>) -> SpatialTensor<B, Float> {
     let dtype = accumulator(tensor.dtype());
     cast(tensor, dtype)
 }
 
 /// A float tensor as another type; a pending sum stays pending where it is made in the same one.
-pub(crate) fn cast<B: Backend>(tensor: SpatialTensor<B, Float>, dtype: DType) -> SpatialTensor<B, Float> {
+pub(crate) fn cast<B: LocalKernels>(tensor: SpatialTensor<B, Float>, dtype: DType) -> SpatialTensor<B, Float> {
     if tensor.dtype() == dtype {
         return tensor;
     }
@@ -62,7 +62,7 @@ pub(crate) fn cast<B: Backend>(tensor: SpatialTensor<B, Float>, dtype: DType) ->
 }
 
 /// Like [`map`], for operations that commute with sums over ranks: a pending sum stays pending.
-pub(crate) fn map_linear<B: Backend, K: Kind<B>>(
+pub(crate) fn map_linear<B: LocalKernels, K: Kind<B>>(
     tensor: SpatialTensor<B, K>,
     layout: Layout,
     f: impl FnOnce(K::Primitive) -> K::Primitive,
@@ -100,7 +100,7 @@ fn common(operands: &[(&Layout, bool)]) -> (Vec<Layout>, Layout) {
 }
 
 /// Element-wise with broadcasting, two operands.
-pub(crate) fn zip<B: Backend, K: Kind<B>, L: Kind<B>, R: Kind<B>>(
+pub(crate) fn zip<B: LocalKernels, K: Kind<B>, L: Kind<B>, R: Kind<B>>(
     lhs: SpatialTensor<B, K>,
     rhs: SpatialTensor<B, L>,
     f: impl FnOnce(K::Primitive, L::Primitive) -> R::Primitive,
@@ -113,7 +113,7 @@ pub(crate) fn zip<B: Backend, K: Kind<B>, L: Kind<B>, R: Kind<B>>(
 }
 
 /// `a + b` and the like: equal pending sums stay pending.
-pub(crate) fn zip_linear<B: Backend, K: Kind<B>>(
+pub(crate) fn zip_linear<B: LocalKernels, K: Kind<B>>(
     lhs: SpatialTensor<B, K>,
     rhs: SpatialTensor<B, K>,
     f: impl FnOnce(K::Primitive, K::Primitive) -> K::Primitive,
@@ -127,7 +127,7 @@ pub(crate) fn zip_linear<B: Backend, K: Kind<B>>(
 }
 
 /// `tensor` where `mask` is false, `value` where it is true: all three broadcast.
-pub(crate) fn choose<B: Backend, K: Kind<B>, M: Kind<B>>(
+pub(crate) fn choose<B: LocalKernels, K: Kind<B>, M: Kind<B>>(
     tensor: SpatialTensor<B, K>,
     mask: SpatialTensor<B, M>,
     value: SpatialTensor<B, K>,
@@ -144,7 +144,7 @@ pub(crate) fn choose<B: Backend, K: Kind<B>, M: Kind<B>>(
 }
 
 /// Like [`choose`] with two operands.
-pub(crate) fn masked<B: Backend, K: Kind<B>, M: Kind<B>>(
+pub(crate) fn masked<B: LocalKernels, K: Kind<B>, M: Kind<B>>(
     tensor: SpatialTensor<B, K>,
     mask: SpatialTensor<B, M>,
     f: impl FnOnce(K::Primitive, M::Primitive) -> K::Primitive,
@@ -157,12 +157,12 @@ pub(crate) fn masked<B: Backend, K: Kind<B>, M: Kind<B>>(
     SpatialTensor::new(f(tensor, mask), out, device)
 }
 
-fn expanded<B: Backend, K: Kind<B>>(local: K::Primitive, shape: &Shape) -> K::Primitive {
+fn expanded<B: LocalKernels, K: Kind<B>>(local: K::Primitive, shape: &Shape) -> K::Primitive {
     if local.shape() == *shape { local } else { K::expand(local, shape.clone()) }
 }
 
 /// The same elements in another shape. Moves data only where an axis would be cut inside a shard.
-pub(crate) fn reshape<B: Backend, K: Kind<B>>(mut tensor: SpatialTensor<B, K>, shape: Shape) -> SpatialTensor<B, K> {
+pub(crate) fn reshape<B: LocalKernels, K: Kind<B>>(mut tensor: SpatialTensor<B, K>, shape: Shape) -> SpatialTensor<B, K> {
     if tensor.shape() == shape {
         return tensor;
     }
@@ -171,7 +171,7 @@ pub(crate) fn reshape<B: Backend, K: Kind<B>>(mut tensor: SpatialTensor<B, K>, s
         match tensor.layout().reshape(&shape) {
             Ok(layout) => {
                 let local = layout.local_shape(tensor.context().mesh.coords());
-                return map_linear(tensor, layout, |t| K::reshape(dense(t), local));
+                return map_linear(tensor, layout, |t| K::reshape(K::dense(t), local));
             }
             Err(blocked) => {
                 let (dim, position) = locate(tensor.layout(), blocked.axis);
@@ -198,20 +198,20 @@ fn locate(layout: &Layout, index: usize) -> (usize, usize) {
 }
 
 /// Dimensions in another order.
-pub(crate) fn permute<B: Backend, K: Kind<B>>(tensor: SpatialTensor<B, K>, order: &[usize]) -> SpatialTensor<B, K> {
+pub(crate) fn permute<B: LocalKernels, K: Kind<B>>(tensor: SpatialTensor<B, K>, order: &[usize]) -> SpatialTensor<B, K> {
     let layout = tensor.layout().permute(order);
     map_linear(tensor, layout, |t| K::permute(t, order))
 }
 
 /// Two dimensions exchanged.
-pub(crate) fn swap_dims<B: Backend, K: Kind<B>>(tensor: SpatialTensor<B, K>, a: usize, b: usize) -> SpatialTensor<B, K> {
+pub(crate) fn swap_dims<B: LocalKernels, K: Kind<B>>(tensor: SpatialTensor<B, K>, a: usize, b: usize) -> SpatialTensor<B, K> {
     let mut order: Vec<usize> = (0..tensor.rank()).collect();
     order.swap(a, b);
     permute(tensor, &order)
 }
 
 /// Extents of 1 (and new leading dimensions) become uniform axes: nothing is stored.
-pub(crate) fn expand<B: Backend, K: Kind<B>>(tensor: SpatialTensor<B, K>, shape: Shape) -> SpatialTensor<B, K> {
+pub(crate) fn expand<B: LocalKernels, K: Kind<B>>(tensor: SpatialTensor<B, K>, shape: Shape) -> SpatialTensor<B, K> {
     let old = tensor.layout();
     let new = shape.num_dims() - old.rank();
     let dims = (0..shape.num_dims()).map(|dim| match dim.checked_sub(new) {
@@ -227,7 +227,7 @@ pub(crate) fn expand<B: Backend, K: Kind<B>>(tensor: SpatialTensor<B, K>, shape:
 }
 
 /// `times` copies one after another: an outer uniform axis, nothing is stored.
-pub(crate) fn repeat_dim<B: Backend, K: Kind<B>>(tensor: SpatialTensor<B, K>, dim: usize, times: usize) -> SpatialTensor<B, K> {
+pub(crate) fn repeat_dim<B: LocalKernels, K: Kind<B>>(tensor: SpatialTensor<B, K>, dim: usize, times: usize) -> SpatialTensor<B, K> {
     let device = tensor.device().clone();
     if times == 0 || tensor.layout().extent(dim) == 0 {
         let local = tensor.into_whole();
@@ -246,7 +246,7 @@ pub(crate) fn repeat_dim<B: Backend, K: Kind<B>>(tensor: SpatialTensor<B, K>, di
 }
 
 /// The tensor with dimension `dim` whole and stored on every rank; a gather of a split dimension is counted for `op`.
-pub(crate) fn whole_dim<B: Backend, K: Kind<B>>(tensor: SpatialTensor<B, K>, dim: usize, op: &'static str) -> SpatialTensor<B, K> {
+pub(crate) fn whole_dim<B: LocalKernels, K: Kind<B>>(tensor: SpatialTensor<B, K>, dim: usize, op: &'static str) -> SpatialTensor<B, K> {
     let split = tensor.layout().dim(dim).iter().any(|a| a.as_split().is_some());
     if split {
         let context = tensor.context();
@@ -265,7 +265,7 @@ pub(crate) fn whole_dim<B: Backend, K: Kind<B>>(tensor: SpatialTensor<B, K>, dim
 }
 
 /// An operation along one dimension that works on whole lines: local while that dimension is not split.
-pub(crate) fn along<B: Backend, K: Kind<B>, R: Kind<B>>(
+pub(crate) fn along<B: LocalKernels, K: Kind<B>, R: Kind<B>>(
     tensor: SpatialTensor<B, K>,
     dim: usize,
     op: &'static str,
@@ -279,7 +279,7 @@ pub(crate) fn along<B: Backend, K: Kind<B>, R: Kind<B>>(
 }
 
 /// [`along`] with two results.
-pub(crate) fn along_pair<B: Backend, K: Kind<B>, R: Kind<B>, S: Kind<B>>(
+pub(crate) fn along_pair<B: LocalKernels, K: Kind<B>, R: Kind<B>, S: Kind<B>>(
     tensor: SpatialTensor<B, K>,
     dim: usize,
     op: &'static str,
@@ -293,7 +293,7 @@ pub(crate) fn along_pair<B: Backend, K: Kind<B>, R: Kind<B>, S: Kind<B>>(
 }
 
 /// An operation without a rule: gathers its operand (counted) and returns a full tensor.
-pub(crate) fn fallback<B: Backend, K: Kind<B>, R: Kind<B>>(
+pub(crate) fn fallback<B: LocalKernels, K: Kind<B>, R: Kind<B>>(
     tensor: SpatialTensor<B, K>,
     op: &'static str,
     f: impl FnOnce(K::Primitive) -> R::Primitive,
@@ -308,7 +308,7 @@ pub(crate) fn split_over(axes: &[Axis]) -> AxisSet {
 }
 
 /// Sum along `dim`, left pending over the ranks that share it.
-pub(crate) fn sum_dim<B: Backend, K: Kind<B>>(
+pub(crate) fn sum_dim<B: LocalKernels, K: Kind<B>>(
     tensor: SpatialTensor<B, K>,
     dim: usize,
     sum: impl FnOnce(K::Primitive) -> K::Primitive,
@@ -332,7 +332,7 @@ pub(crate) fn sum_dim<B: Backend, K: Kind<B>>(
 
 /// A reduction along `dim` that is made at once: `f` on the block, then `op` over the ranks that share the dimension.
 /// `repeat` accounts for uniform axes of the given total extent.
-pub(crate) fn reduce_dim<B: Backend, K: Kind<B>>(
+pub(crate) fn reduce_dim<B: LocalKernels, K: Kind<B>>(
     tensor: SpatialTensor<B, K>,
     dim: usize,
     op: ReduceOp,
@@ -350,7 +350,7 @@ pub(crate) fn reduce_dim<B: Backend, K: Kind<B>>(
 
 /// `f` of a block, then `op` over the ranks along `over`. Collective over them.
 #[allow(clippy::too_many_arguments)]
-fn reduced<B: Backend, K: Kind<B>>(
+fn reduced<B: LocalKernels, K: Kind<B>>(
     context: &RankContext,
     local: K::Primitive,
     over: AxisSet,
@@ -372,7 +372,7 @@ fn reduced<B: Backend, K: Kind<B>>(
 }
 
 /// A reduction of all elements to one.
-pub(crate) fn reduce<B: Backend, K: Kind<B>>(
+pub(crate) fn reduce<B: LocalKernels, K: Kind<B>>(
     tensor: SpatialTensor<B, K>,
     op: ReduceOp,
     f: impl FnOnce(K::Primitive) -> K::Primitive,
@@ -387,7 +387,7 @@ pub(crate) fn reduce<B: Backend, K: Kind<B>>(
 }
 
 /// A tensor of one value, stored once.
-pub(crate) fn constant<B: Backend, K: Kind<B>>(
+pub(crate) fn constant<B: LocalKernels, K: Kind<B>>(
     shape: Shape,
     device: &crate::device::SpatialDevice<B::Device>,
     make: impl FnOnce(Shape, &B::Device) -> K::Primitive,

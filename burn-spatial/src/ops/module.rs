@@ -2,9 +2,9 @@
 //! planes that only the batch splits run on the inner backend's own operations, others on those of volumes. The rest
 //! gathers, is counted and returns whole tensors.
 
+use burn_backend::TensorMetadata;
 use burn_backend::ops::*;
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
-use burn_backend::{Backend, TensorMetadata};
 use burn_std::Shape;
 
 use super::conv::{flat, lifted_shape, spec, transposed, transposed_x_grad, volume};
@@ -13,6 +13,7 @@ use super::sample::{Samples, per_sample, per_sample_grad};
 use super::window::{Share, bias_grad, conv_weight_share};
 use super::*;
 use crate::Spatial;
+use crate::kernels::LocalKernels;
 use crate::kind::{Bool, Float, Kind, wide};
 use crate::nn::WindowBackend;
 
@@ -213,7 +214,7 @@ macro_rules! pools {
 }
 
 /// `f` of x and a gradient as the types in which they are summed; the gradient of x that comes out is as the other was.
-fn wide_pair<B: Backend>(
+fn wide_pair<B: LocalKernels>(
     x: FloatTensor<B>,
     grad: FloatTensor<B>,
     f: impl FnOnce(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
@@ -239,7 +240,7 @@ impl<const N: usize> Axes<N> for [usize; N] {
 }
 
 /// y `[N, C, ...]` with bias `[C]`.
-fn biased<B: Backend>(y: FloatTensor<Spatial<B>>, bias: Option<FloatTensor<Spatial<B>>>) -> FloatTensor<Spatial<B>> {
+fn biased<B: LocalKernels>(y: FloatTensor<Spatial<B>>, bias: Option<FloatTensor<Spatial<B>>>) -> FloatTensor<Spatial<B>> {
     match bias {
         Some(bias) => {
             let mut shape = vec![1; y.rank()];
@@ -260,19 +261,19 @@ macro_rules! bias_gradient {
 }
 
 /// A gradient of a parameter: whole, with its sum handed to the gradient engine.
-fn of_parameter<B: Backend>(gradient: FloatTensor<Spatial<B>>) -> FloatTensor<Spatial<B>> {
+fn of_parameter<B: LocalKernels>(gradient: FloatTensor<Spatial<B>>) -> FloatTensor<Spatial<B>> {
     let full = Layout::full(&gradient.shape());
     if gradient.layout().summed() == full { gradient.gradient() } else { gradient.into_layout(&full) }
 }
 
 /// `tensor` with leading dimensions of extent 1 up to `rank`.
-fn leading<B: Backend>(tensor: FloatTensor<Spatial<B>>, rank: usize) -> FloatTensor<Spatial<B>> {
+fn leading<B: LocalKernels>(tensor: FloatTensor<Spatial<B>>, rank: usize) -> FloatTensor<Spatial<B>> {
     let mut shape = vec![1; rank.saturating_sub(tensor.rank())];
     shape.extend(tensor.shape().iter());
     reshape(tensor, Shape::from(shape))
 }
 
-impl<B: Backend> ModuleOps<Self> for Spatial<B> {
+impl<B: LocalKernels> ModuleOps<Self> for Spatial<B> {
     fn conv3d(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,

@@ -1,12 +1,12 @@
 //! Batch norm of split volumes: each rank's block, and sums of one number a channel.
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, TensorData, TensorMetadata};
+use burn_backend::{TensorData, TensorMetadata};
 
 use crate::Spatial;
 use crate::comm::{CommError, ReduceOp};
 use crate::device::RankContext;
-use crate::kernels::Moments;
+use crate::kernels::{LocalKernels, Moments};
 use crate::kind::{Float, Kind};
 use crate::layout::Layout;
 use crate::mesh::AxisSet;
@@ -22,7 +22,7 @@ fn stored(x: &Layout) -> Layout {
 
 /// Mean, and sum of squared deviations from it, of each channel of a volume, out of those of the ranks' blocks, of which
 /// this rank's has `count` elements a channel. The same bits on all ranks. Collective over the axes.
-fn of_blocks<B: Backend>(
+fn of_blocks<B: LocalKernels>(
     context: &RankContext,
     own: [FloatTensor<B>; 2],
     count: usize,
@@ -58,7 +58,7 @@ fn of_blocks<B: Backend>(
     Ok([mean, m2].map(|values| <Float as Kind<B>>::from_data(TensorData::new(values, shape.clone()).convert_dtype(dtype), device)))
 }
 
-impl<B: Backend> NormBackend for Spatial<B> {
+impl<B: LocalKernels> NormBackend for Spatial<B> {
     fn batch_norm(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,

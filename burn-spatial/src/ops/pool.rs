@@ -1,13 +1,13 @@
 //! Burn's pools and interpolations of lines and planes as operations on volumes.
 
+use burn_backend::TensorMetadata;
 use burn_backend::ops::{FloatTensorOps, InterpolateMode, InterpolateOptions};
-use burn_backend::{Backend, TensorMetadata};
 use burn_std::Shape;
 
 use super::conv::{flat, lifted, lifted_shape, volume};
 use super::window::{Placement, Pool, Tensor, resample, resample_grad};
 use crate::Spatial;
-use crate::kernels::{Count, Position, Taps, Window, WindowAxis};
+use crate::kernels::{Count, LocalKernels, Position, Taps, Window, WindowAxis};
 use crate::kind::{Float, wide};
 use crate::nn::WindowBackend;
 
@@ -46,7 +46,7 @@ fn adaptive(x: [usize; 5], output: [usize; 3]) -> (Vec<usize>, [Taps; 3]) {
 }
 
 /// Means of near-equal parts of each axis.
-pub(super) fn adaptive_mean<B: Backend, const N: usize>(x: Tensor<B>, output: [usize; N]) -> Tensor<B> {
+pub(super) fn adaptive_mean<B: LocalKernels, const N: usize>(x: Tensor<B>, output: [usize; N]) -> Tensor<B> {
     let x = volume(x);
     let (all, taps) = adaptive(x.shape().dims(), lifted(output, 1));
     let x = all.into_iter().fold(x, Spatial::<B>::float_mean_dim);
@@ -54,7 +54,7 @@ pub(super) fn adaptive_mean<B: Backend, const N: usize>(x: Tensor<B>, output: [u
 }
 
 /// The gradient of [`adaptive_mean`]'s x.
-pub(super) fn adaptive_mean_grad<B: Backend>(x: Tensor<B>, grad: Tensor<B>) -> Tensor<B> {
+pub(super) fn adaptive_mean_grad<B: LocalKernels>(x: Tensor<B>, grad: Tensor<B>) -> Tensor<B> {
     let rank = x.rank();
     let (x, grad) = (volume(x), volume(grad));
     let shape: [usize; 5] = x.shape().dims();
@@ -88,13 +88,18 @@ fn taps(x: &Shape, size: [usize; 2], options: &InterpolateOptions) -> [Taps; 3] 
 }
 
 /// A plane interpolated to `size`.
-pub(super) fn interpolate<B: Backend>(x: Tensor<B>, size: [usize; 2], options: &InterpolateOptions) -> Tensor<B> {
+pub(super) fn interpolate<B: LocalKernels>(x: Tensor<B>, size: [usize; 2], options: &InterpolateOptions) -> Tensor<B> {
     let taps = taps(&x.shape(), size, options);
     flat(resample(volume(x), &taps), 4)
 }
 
 /// The gradient of [`interpolate`]'s x.
-pub(super) fn interpolate_grad<B: Backend>(x: Tensor<B>, grad: Tensor<B>, size: [usize; 2], options: &InterpolateOptions) -> Tensor<B> {
+pub(super) fn interpolate_grad<B: LocalKernels>(
+    x: Tensor<B>,
+    grad: Tensor<B>,
+    size: [usize; 2],
+    options: &InterpolateOptions,
+) -> Tensor<B> {
     let taps = taps(&x.shape(), size, options);
     flat(resample_grad(&Spatial::<B>::placement(&volume(x)), volume(grad), &taps), 4)
 }

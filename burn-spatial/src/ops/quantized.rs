@@ -3,22 +3,23 @@
 use burn_backend::ops::QTensorOps;
 use burn_backend::quantization::QuantizationParametersPrimitive;
 use burn_backend::tensor::{Device, FloatTensor, IntTensor, QuantizedTensor};
-use burn_backend::{Backend, DType, ExecutionError, QTensorPrimitive, TensorData, TensorMetadata};
+use burn_backend::{DType, ExecutionError, QTensorPrimitive, TensorData, TensorMetadata};
 use burn_std::quantization::QuantScheme;
 use burn_std::{FloatDType, Shape, Slice};
 
 use super::*;
 use crate::Spatial;
 use crate::device::SpatialDevice;
+use crate::kernels::LocalKernels;
 
 /// A quantized tensor of the inner backend, the same on every rank.
 #[derive(Clone, Debug)]
-pub struct SpatialQuantized<B: Backend> {
+pub struct SpatialQuantized<B: LocalKernels> {
     inner: QuantizedTensor<B>,
     device: SpatialDevice<B::Device>,
 }
 
-impl<B: Backend> TensorMetadata for SpatialQuantized<B> {
+impl<B: LocalKernels> TensorMetadata for SpatialQuantized<B> {
     fn dtype(&self) -> DType {
         self.inner.dtype()
     }
@@ -28,19 +29,19 @@ impl<B: Backend> TensorMetadata for SpatialQuantized<B> {
     }
 }
 
-impl<B: Backend> QTensorPrimitive for SpatialQuantized<B> {
+impl<B: LocalKernels> QTensorPrimitive for SpatialQuantized<B> {
     fn scheme(&self) -> &QuantScheme {
         self.inner.scheme()
     }
 }
 
-impl<B: Backend> SpatialQuantized<B> {
+impl<B: LocalKernels> SpatialQuantized<B> {
     fn map(self, f: impl FnOnce(QuantizedTensor<B>) -> QuantizedTensor<B>) -> Self {
         SpatialQuantized { inner: f(self.inner), device: self.device }
     }
 }
 
-impl<B: Backend> QTensorOps<Self> for Spatial<B> {
+impl<B: LocalKernels> QTensorOps<Self> for Spatial<B> {
     fn q_from_data(data: TensorData, device: &Device<Self>) -> QuantizedTensor<Self> {
         SpatialQuantized { inner: B::q_from_data(data, device.inner_device()), device: device.clone() }
     }

@@ -1,23 +1,23 @@
 //! Operations on samples that are whole: the inner backend's own, on each rank's part of the batch.
 
-use burn_backend::Backend;
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 
 use super::{split_over, unsplit};
 use crate::device::SpatialDevice;
+use crate::kernels::LocalKernels;
 use crate::kind::{Float, Kind};
 use crate::layout::{Axis, Layout};
 use crate::mesh::AxisSet;
 use crate::tensor::SpatialTensor;
 
 /// How the batch of tensors `[N, C, ...]` lies whose other dimensions are whole.
-pub(super) struct Samples<B: Backend> {
+pub(super) struct Samples<B: LocalKernels> {
     batch: Vec<Axis>,
     device: SpatialDevice<B::Device>,
 }
 
-impl<B: Backend> Samples<B> {
+impl<B: LocalKernels> Samples<B> {
     /// `None` if a dimension after the channels is split.
     pub fn of(x: &SpatialTensor<B, Float>) -> Option<Samples<B>> {
         let layout = x.layout();
@@ -44,7 +44,7 @@ impl<B: Backend> Samples<B> {
 }
 
 /// `f` on whole samples of x, if they are whole; else `or`.
-pub(super) fn per_sample<B: Backend>(
+pub(super) fn per_sample<B: LocalKernels>(
     x: SpatialTensor<B, Float>,
     f: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
     or: impl FnOnce(SpatialTensor<B, Float>) -> SpatialTensor<B, Float>,
@@ -59,7 +59,7 @@ pub(super) fn per_sample<B: Backend>(
 }
 
 /// [`per_sample`] with a gradient beside x.
-pub(super) fn per_sample_grad<B: Backend>(
+pub(super) fn per_sample_grad<B: LocalKernels>(
     x: SpatialTensor<B, Float>,
     grad: SpatialTensor<B, Float>,
     f: impl FnOnce(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,

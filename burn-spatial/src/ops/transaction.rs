@@ -1,8 +1,8 @@
 //! Transactions: Burn's body reads tensor after tensor, in program order.
 
-use burn_backend::Backend;
 use burn_backend::ops::TransactionOps;
 
 use crate::Spatial;
+use crate::kernels::LocalKernels;
 
-impl<B: Backend> TransactionOps<Self> for Spatial<B> {}
+impl<B: LocalKernels> TransactionOps<Self> for Spatial<B> {}

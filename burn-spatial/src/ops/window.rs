@@ -5,14 +5,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn_backend::tensor::{FloatTensor, IntTensor};
-use burn_backend::{Backend, DType, TensorMetadata};
+use burn_backend::{DType, TensorMetadata};
 use burn_std::Shape;
 
 use super::{expanded, map_linear, split_over, sum_dim};
 use crate::Spatial;
 use crate::device::{RankContext, SpatialDevice};
 use crate::gradients::Compute;
-use crate::kernels::{self, Count, Filter, Slab, Window, unwritten, whole_slab};
+use crate::kernels::{self, Count, Filter, LocalKernels, Slab, Window, whole_slab};
 use crate::kind::{Float, Int, Kind};
 use crate::layout::{Axis, AxisNeed, Layout, Piece, Storage};
 use crate::mesh::AxisSet;
@@ -24,18 +24,6 @@ use crate::window::parts::{self, Part};
 use crate::window::{AxisWindow, ConvSpec, PaddingMode, PoolSpec, Taps, UpsampleSpec, WindowPlan, scaled};
 
 pub(super) type Tensor<B> = SpatialTensor<B, Float>;
-
-/// Messages are driven so many times while the shard's own outputs are computed.
-const PIECES: usize = 4;
-
-/// Boxes that are assembled for a kernel have about so many bytes at most.
-const ASSEMBLED: usize = 8 << 20;
-
-/// A block in more boxes is assembled: to look for each row in all of them takes longer.
-const BOXES: usize = 27;
-
-/// A share of a weight's gradient is computed at once where more bytes would be kept for it.
-const HELD: usize = 32 << 20;
 
 /// Two volumes of which one is computed from blocks of the other.
 struct Halo {
@@ -61,7 +49,7 @@ impl Halo {
 
     /// What the block of `x` is made of: this rank's shard, and what came from others. While that is on its way, `compute`
     /// does with the shard what is in `near`. Collective, unless the same came before and was kept, on all ranks then.
-    fn parts<B: Backend, T, P>(
+    fn parts<B: LocalKernels, T, P>(
         &self,
         context: &RankContext,
         x: Tensor<B>,
@@ -71,7 +59,7 @@ impl Halo {
     ) -> (T, FloatTensor<B>, Received<FloatTensor<B>>) {
         let device = x.device().clone();
         let x = x.into_layout(&self.input);
-        let own = kernels::contiguous(x.clone().settle().0);
+        let own = B::float_contiguous(x.clone().settle().0);
         let receive = |messages| self.receive(x.clone(), messages, device.inner_device());
         let mut received = x.received(&self.plan).map_or_else(|| Arrival::Coming(self.send::<B>(context, &own)), Arrival::Here);
         if !context.overlap() {
@@ -94,36 +82,36 @@ impl Halo {
 
     /// The block in the boxes it is made of: the shard as it lies, what it has of itself as padding, and what was received.
     /// `None` where the block has not all of the shard, or is in too many boxes.
-    fn slabs<B: Backend>(&self, own: &FloatTensor<B>, received: &Received<FloatTensor<B>>) -> Option<Vec<Slab<B>>> {
+    fn slabs<B: LocalKernels>(&self, own: &FloatTensor<B>, received: &Received<FloatTensor<B>>) -> Option<Vec<Slab<B>>> {
         self.shard()?;
         let kept = self.plan.keeps.iter().map(|(from, to)| match from.length == self.plan.own {
             true => (ranges(to), own.clone()),
-            false => (ranges(to), kernels::contiguous(B::float_slice(own.clone(), &slices(from)))),
+            false => (ranges(to), B::float_contiguous(B::float_slice(own.clone(), &slices(from)))),
         });
         let mut boxes: Vec<Slab<B>> = kept.chain(received.parts.iter().map(|(to, part)| (ranges(to), part.clone()))).collect();
         let voxels = |at: &[Range<usize>; 3]| at.iter().map(Range::len).product::<usize>();
         // Most rows are the shard's.
         boxes.sort_by_key(|(at, _)| std::cmp::Reverse(voxels(at)));
-        let whole = (1..=BOXES).contains(&boxes.len())
+        let whole = (1..=B::BOXES).contains(&boxes.len())
             && boxes.iter().map(|(at, _)| voxels(at)).sum::<usize>() == voxels(&ranges(&self.plan.needed()));
         whole.then_some(boxes)
     }
 
     /// Starts the exchange: [`Halo::receive`] ends it. Collective.
-    fn send<B: Backend>(&self, context: &RankContext, own: &FloatTensor<B>) -> Exchange<'_> {
+    fn send<B: LocalKernels>(&self, context: &RankContext, own: &FloatTensor<B>) -> Exchange<'_> {
         self.count(context);
         timed!(HALO, "send");
         communicated(Exchange::start::<B, Float>(context.talking_as(&self.plan), &self.plan, own))
     }
 
     /// Waits for the halo of `x`, which keeps it: on every rank, so that none waits where another does not send.
-    fn receive<B: Backend>(&self, x: Tensor<B>, messages: Exchange<'_>, device: &B::Device) -> Received<FloatTensor<B>> {
+    fn receive<B: LocalKernels>(&self, x: Tensor<B>, messages: Exchange<'_>, device: &B::Device) -> Received<FloatTensor<B>> {
         timed!(HALO, "receive");
         x.keep_received(&self.plan, communicated(messages.receive::<B, Float>(device)))
     }
 
     /// The box `at` of this rank's block.
-    fn block<B: Backend>(
+    fn block<B: LocalKernels>(
         &self,
         own: &FloatTensor<B>,
         received: &Received<FloatTensor<B>>,
@@ -135,13 +123,13 @@ impl Halo {
     }
 
     /// How many voxels a box may have that is assembled of shards like `own`.
-    fn assembled<B: Backend>(own: &FloatTensor<B>) -> usize {
-        ASSEMBLED / (own.shape()[0] * own.shape()[1] * own.dtype().size()).max(1)
+    fn assembled<B: LocalKernels>(own: &FloatTensor<B>) -> usize {
+        B::ASSEMBLED / (own.shape()[0] * own.shape()[1] * own.dtype().size()).max(1)
     }
 
     /// The gradient of a volume, from that of the blocks: `part` gives what lies in a box of this rank's block, first in
     /// those of other ranks; `None` stands for zeros. Collective.
-    fn scatter<B: Backend>(
+    fn scatter<B: LocalKernels>(
         &self,
         context: &RankContext,
         device: SpatialDevice<B::Device>,
@@ -175,7 +163,7 @@ fn region(shape: &Shape, at: &[Range<usize>; 3]) -> Region {
 }
 
 /// A box of all samples and channels, without a copy where it is all.
-fn box_of<B: Backend, K: Kind<B>>(all: &K::Primitive, at: &[Range<usize>; 3]) -> K::Primitive {
+fn box_of<B: LocalKernels, K: Kind<B>>(all: &K::Primitive, at: &[Range<usize>; 3]) -> K::Primitive {
     let region = region(&all.shape(), at);
     if region.length[..] == all.shape()[..] { all.clone() } else { K::slice(all.clone(), &slices(&region)) }
 }
@@ -242,7 +230,7 @@ impl Windowed {
     /// The operation on `x` in parts, each of which `compute` adds to `out`, given the boxes that make up the block it reads:
     /// first, while the halo is on its way, what needs none. Parts for which `reads_slabs` holds read the shard and the halo
     /// where they lie; for the others boxes are assembled. Collective.
-    fn in_parts<B: Backend, T>(
+    fn in_parts<B: LocalKernels, T>(
         &self,
         context: &RankContext,
         x: Tensor<B>,
@@ -253,7 +241,7 @@ impl Windowed {
         let device = x.device().clone();
         let messages = !self.halo.plan.sends.is_empty() || !self.halo.plan.receives.is_empty();
         let shard = self.halo.shard().filter(|_| messages);
-        let parts = shard.and_then(|shard| parts::split(&self.local, shard, PIECES));
+        let parts = shard.and_then(|shard| parts::split(&self.local, shard, B::PIECES));
         let (near, far) = parts.unwrap_or_else(|| (Vec::new(), vec![Part::whole(&self.local)]));
         let (out, own, received) =
             self.halo.parts::<B, _, _>(context, x, near, out, |out, own, part| compute(out, &[whole_slab::<B>(own.clone())], &part));
@@ -268,11 +256,11 @@ impl Windowed {
     }
 
     /// The convolution of `x`. Collective.
-    fn convolve<B: Backend>(&self, context: &RankContext, x: Tensor<B>, filter: &Filter<B>) -> Tensor<B> {
+    fn convolve<B: LocalKernels>(&self, context: &RankContext, x: Tensor<B>, filter: &Filter<B>) -> Tensor<B> {
         let (device, dtype) = (x.device().clone(), x.dtype());
         let output = self.output(filter.weight.shape()[0]);
-        let y = unwritten::<B, Float>(output.local_shape(context.mesh.coords()), device.inner_device(), dtype);
-        let reads_slabs = |window: &Window| filter.weight.dtype() == dtype && kernels::conv3d_reads_slabs::<B>(dtype, window);
+        let y = B::float_unwritten(output.local_shape(context.mesh.coords()), device.inner_device(), dtype);
+        let reads_slabs = |window: &Window| filter.weight.dtype() == dtype && B::conv3d_reads_slabs(dtype, window);
         let y = self.in_parts::<B, _>(context, x, reads_slabs, y, |y, slabs, part| {
             kernels::conv3d_part::<B>(y, part.at, slabs, filter, &part.window)
         });
@@ -281,7 +269,7 @@ impl Windowed {
 
     /// The gradient of the input from that of the output: `compute` gives what the outputs of a
     /// part add to its box. Collective.
-    fn back<B: Backend>(
+    fn back<B: LocalKernels>(
         &self,
         context: &RankContext,
         device: SpatialDevice<B::Device>,
@@ -293,7 +281,7 @@ impl Windowed {
 
     /// This rank's share of the gradient of the weight that leads from `input` to `output`, whose gradient one of them is.
     /// Collective.
-    fn weight_share<B: Backend>(
+    fn weight_share<B: LocalKernels>(
         self,
         context: &RankContext,
         input: Tensor<B>,
@@ -308,7 +296,7 @@ impl Windowed {
         let (over, dtype) = (layout.split_over(), output.dtype());
         let held = (self.halo.plan.needed().elements() + output.shape().num_elements()) * dtype.size();
         let compute = move || {
-            let reads_slabs = kernels::conv3d_weight_grad_reads_slabs::<B>(dtype, &self.local);
+            let reads_slabs = B::conv3d_weight_grad_reads_slabs(dtype, &self.local);
             let share = |x: &[Slab<B>], grad: &FloatTensor<B>, window: &Window| {
                 kernels::conv3d_weight_grad_of::<B>(x, grad, weight, window, groups)
             };
@@ -331,9 +319,9 @@ impl Windowed {
 
     /// For which parts a pool reads the shard and the halo where they lie. Of a few columns at a side a box is assembled:
     /// joining whole rows for each takes longer.
-    fn pools_read_slabs<B: Backend>(&self, dtype: DType) -> impl Fn(&Window) -> bool {
+    fn pools_read_slabs<B: LocalKernels>(&self, dtype: DType) -> impl Fn(&Window) -> bool {
         let width = self.local[2].input;
-        move |part| kernels::reads_slabs::<B>(dtype) && part[2].input == width
+        move |part| B::reads_slabs(dtype) && part[2].input == width
     }
 
     /// The output's layout with `channels`.
@@ -376,7 +364,7 @@ impl Resampled {
     }
 
     /// `x` resampled, in parts as [`Windowed::in_parts`]. Collective.
-    fn forward<B: Backend>(&self, context: &RankContext, x: Tensor<B>) -> Tensor<B> {
+    fn forward<B: LocalKernels>(&self, context: &RankContext, x: Tensor<B>) -> Tensor<B> {
         let (device, dtype) = (x.device().clone(), x.dtype());
         if self.halo.plan.is_identity() {
             let own = x.into_layout(&self.halo.input).settle().0;
@@ -387,9 +375,9 @@ impl Resampled {
         let inner: [Range<usize>; 3] = std::array::from_fn(|i| self.local[i].inner(&shard[i]));
         let (near, far) = match inner.iter().any(Range::is_empty) {
             true => (Vec::new(), vec![outputs.map(|n| 0..n)]),
-            false => (parts::along_depth(&inner, PIECES).collect(), parts::around(&inner, outputs)),
+            false => (parts::along_depth(&inner, B::PIECES).collect(), parts::around(&inner, outputs)),
         };
-        let y = unwritten::<B, Float>(self.halo.output.local_shape(context.mesh.coords()), device.inner_device(), dtype);
+        let y = B::float_unwritten(self.halo.output.local_shape(context.mesh.coords()), device.inner_device(), dtype);
         let resampled = |y, block, outputs: &[Range<usize>; 3], input: &[Range<usize>; 3]| {
             kernels::resample_part::<B>(y, std::array::from_fn(|i| outputs[i].start), block, &self.over(outputs, input))
         };
@@ -410,7 +398,7 @@ impl Resampled {
     }
 
     /// The gradient of [`Resampled::forward`]'s x. Collective.
-    fn back<B: Backend>(&self, context: &RankContext, grad: Tensor<B>) -> Tensor<B> {
+    fn back<B: LocalKernels>(&self, context: &RankContext, grad: Tensor<B>) -> Tensor<B> {
         let device = grad.device().clone();
         let grad = grad.into_layout(&self.halo.output).settle().0;
         self.halo.scatter::<B>(context, device, grad.dtype(), |input| {
@@ -456,13 +444,13 @@ impl Pool {
     }
 
     /// The maxima and their flat positions in the volume. Collective.
-    pub fn max<B: Backend>(&self, x: Tensor<B>) -> (Tensor<B>, SpatialTensor<B, Int>) {
+    pub fn max<B: LocalKernels>(&self, x: Tensor<B>) -> (Tensor<B>, SpatialTensor<B, Int>) {
         let device = x.device().clone();
         let context = device.context();
         let (windowed, _) = self.on(&context, x.layout());
         let (shape, dtype) = (windowed.halo.output.local_shape(context.mesh.coords()), x.dtype());
-        let y = unwritten::<B, Float>(shape.clone(), device.inner_device(), dtype);
-        let out = (y, unwritten::<B, Int>(shape, device.inner_device(), DType::I64));
+        let y = B::float_unwritten(shape.clone(), device.inner_device(), dtype);
+        let out = (y, B::int_unwritten(shape, device.inner_device(), DType::I64));
         let (y, indices) = windowed.in_parts::<B, _>(&context, x, windowed.pools_read_slabs::<B>(dtype), out, |out, slabs, part| {
             let origin = std::array::from_fn(|i| windowed.origin[i] + part.input[i].start as isize);
             kernels::max_pool3d_part::<B>(out, part.at, slabs, &part.window, origin, windowed.volume)
@@ -472,7 +460,7 @@ impl Pool {
     }
 
     /// The gradient of the maximum's x, which lay at `x`. Collective.
-    pub fn max_grad<B: Backend>(&self, x: &Placement<B::Device>, grad: Tensor<B>, indices: SpatialTensor<B, Int>) -> Tensor<B> {
+    pub fn max_grad<B: LocalKernels>(&self, x: &Placement<B::Device>, grad: Tensor<B>, indices: SpatialTensor<B, Int>) -> Tensor<B> {
         let context = x.device.context();
         let (windowed, _) = self.on(&context, &x.layout);
         let grad = grad.into_layout(&windowed.halo.output).settle().0;
@@ -485,12 +473,12 @@ impl Pool {
     }
 
     /// The means. Collective.
-    pub fn mean<B: Backend>(&self, x: Tensor<B>) -> Tensor<B> {
+    pub fn mean<B: LocalKernels>(&self, x: Tensor<B>) -> Tensor<B> {
         let device = x.device().clone();
         let context = device.context();
         let (windowed, count) = self.on(&context, x.layout());
         let (shape, dtype) = (windowed.halo.output.local_shape(context.mesh.coords()), x.dtype());
-        let y = unwritten::<B, Float>(shape, device.inner_device(), dtype);
+        let y = B::float_unwritten(shape, device.inner_device(), dtype);
         let y = windowed.in_parts::<B, _>(&context, x, windowed.pools_read_slabs::<B>(dtype), y, |y, slabs, part| {
             let starts = std::array::from_fn(|i| part.input[i].start);
             kernels::avg_pool3d_part::<B>(y, part.at, slabs, &part.window, count.from(starts))
@@ -499,7 +487,7 @@ impl Pool {
     }
 
     /// The gradient of the mean's x, which lay at `x`. Collective.
-    pub fn mean_grad<B: Backend>(&self, x: &Placement<B::Device>, grad: Tensor<B>) -> Tensor<B> {
+    pub fn mean_grad<B: LocalKernels>(&self, x: &Placement<B::Device>, grad: Tensor<B>) -> Tensor<B> {
         let context = x.device.context();
         let (windowed, count) = self.on(&context, &x.layout);
         let grad = grad.into_layout(&windowed.halo.output).settle().0;
@@ -511,19 +499,19 @@ impl Pool {
 }
 
 /// x `[N, C, ...]` with each axis resampled. Collective.
-pub(super) fn resample<B: Backend>(x: Tensor<B>, taps: &[Taps; 3]) -> Tensor<B> {
+pub(super) fn resample<B: LocalKernels>(x: Tensor<B>, taps: &[Taps; 3]) -> Tensor<B> {
     let context = x.context();
     Resampled::new(&context, x.layout(), taps).forward(&context, x)
 }
 
 /// The gradient of [`resample`]'s x, which lay at `x`. Collective.
-pub(super) fn resample_grad<B: Backend>(x: &Placement<B::Device>, grad: Tensor<B>, taps: &[Taps; 3]) -> Tensor<B> {
+pub(super) fn resample_grad<B: LocalKernels>(x: &Placement<B::Device>, grad: Tensor<B>, taps: &[Taps; 3]) -> Tensor<B> {
     let context = x.device.context();
     Resampled::new(&context, &x.layout, taps).back(&context, grad)
 }
 
 /// This rank's share of the gradient of a parameter.
-pub(super) struct Share<B: Backend> {
+pub(super) struct Share<B: LocalKernels> {
     compute: Compute<FloatTensor<B>>,
     dtype: DType,
     /// The mesh axes over which shares are summed.
@@ -532,7 +520,7 @@ pub(super) struct Share<B: Backend> {
     held: usize,
 }
 
-impl<B: Backend> Share<B> {
+impl<B: LocalKernels> Share<B> {
     pub fn computed(share: FloatTensor<B>, over: AxisSet) -> Share<B> {
         let dtype = share.dtype();
         Share { compute: Box::new(move || share), dtype, over, held: 0 }
@@ -547,7 +535,7 @@ impl<B: Backend> Share<B> {
             move || B::float_reshape(compute(), shape)
         };
         let gradient = SpatialTensor::open(Box::new(share), shape, dtype, over, device).gradient();
-        if held > HELD {
+        if held > B::HELD {
             context.compute_shares();
         }
         gradient
@@ -555,7 +543,7 @@ impl<B: Backend> Share<B> {
 }
 
 /// This rank's share of the gradient of a convolution's weight. Collective.
-pub(super) fn conv_weight_share<B: Backend>(x: Tensor<B>, grad: Tensor<B>, weight: [usize; 5], spec: &ConvSpec) -> Share<B> {
+pub(super) fn conv_weight_share<B: LocalKernels>(x: Tensor<B>, grad: Tensor<B>, weight: [usize; 5], spec: &ConvSpec) -> Share<B> {
     let context = x.context();
     let windowed = Windowed::over(&context, x.layout(), conv_windows(spec, &x.shape(), weight));
     windowed.weight_share(&context, x, grad, weight, spec.groups)
@@ -580,7 +568,7 @@ impl Transposed {
     }
 
     /// y, without bias. Collective.
-    pub fn forward<B: Backend>(&self, x: Tensor<B>, weight: Tensor<B>) -> Tensor<B> {
+    pub fn forward<B: LocalKernels>(&self, x: Tensor<B>, weight: Tensor<B>) -> Tensor<B> {
         let device = x.device().clone();
         let context = device.context();
         let windowed = self.on(&context, x.layout());
@@ -592,7 +580,7 @@ impl Transposed {
     }
 
     /// The gradient of x, which lay at `x`. Collective.
-    pub fn x_grad<B: Backend>(&self, x: &Layout, weight: Tensor<B>, grad: Tensor<B>) -> Tensor<B> {
+    pub fn x_grad<B: LocalKernels>(&self, x: &Layout, weight: Tensor<B>, grad: Tensor<B>) -> Tensor<B> {
         let device = grad.device().clone();
         let context = device.context();
         let windowed = self.on(&context, x);
@@ -600,7 +588,7 @@ impl Transposed {
     }
 
     /// This rank's share of the gradient of the weight. Collective.
-    pub fn weight_share<B: Backend>(&self, x: Tensor<B>, grad: Tensor<B>, weight: [usize; 5]) -> Share<B> {
+    pub fn weight_share<B: LocalKernels>(&self, x: Tensor<B>, grad: Tensor<B>, weight: [usize; 5]) -> Share<B> {
         let context = x.context();
         let windowed = self.on(&context, x.layout());
         windowed.weight_share(&context, grad, x, weight, self.groups)
@@ -614,7 +602,7 @@ pub struct Placement<D> {
     pub(crate) device: SpatialDevice<D>,
 }
 
-impl<B: Backend> WindowBackend for Spatial<B> {
+impl<B: LocalKernels> WindowBackend for Spatial<B> {
     type Placement = Placement<B::Device>;
 
     fn placement(x: &FloatTensor<Self>) -> Self::Placement {
@@ -701,7 +689,7 @@ impl<B: Backend> WindowBackend for Spatial<B> {
 }
 
 /// The sum over everything but channels, as a gradient of a whole parameter.
-pub(crate) fn bias_grad<B: Backend>(grad: Tensor<B>) -> Tensor<B> {
+pub(crate) fn bias_grad<B: LocalKernels>(grad: Tensor<B>) -> Tensor<B> {
     let channels = grad.shape()[1];
     // A channel split over ranks has no place in a parameter.
     let grad = if split_over(grad.layout().dim(1)).is_empty() {

@@ -1,18 +1,19 @@
 //! Sums and other reductions of tensors over the ranks along mesh axes.
 
-use burn_backend::{Backend, TensorData, TensorMetadata};
+use burn_backend::{TensorData, TensorMetadata};
 
 use crate::comm::{CommError, ReduceOp};
 use crate::copies::copied;
 use crate::device::RankContext;
 use crate::gradients::Deferred;
+use crate::kernels::LocalKernels;
 use crate::kind::Kind;
 use crate::mesh::AxisSet;
 use crate::trace::timed;
 
 /// Combines a local value over the ranks along `axes`. Where ranks are late, `meanwhile` is done before this one waits for
 /// them. Collective over the axes.
-pub(crate) fn all_reduce<B: Backend, K: Kind<B>>(
+pub(crate) fn all_reduce<B: LocalKernels, K: Kind<B>>(
     context: &RankContext,
     value: K::Primitive,
     axes: AxisSet,
@@ -40,7 +41,7 @@ pub(crate) fn all_reduce<B: Backend, K: Kind<B>>(
 }
 
 /// The value of a sum over ranks that waited to be read. Collective over its axes when first called.
-pub(crate) fn read<B: Backend, K: Kind<B>>(context: &RankContext, deferred: &Deferred<B, K>) -> Result<K::Primitive, CommError> {
+pub(crate) fn read<B: LocalKernels, K: Kind<B>>(context: &RankContext, deferred: &Deferred<B, K>) -> Result<K::Primitive, CommError> {
     let flush = deferred.flush();
     // Not whether it is there: it may have come early on some ranks, and a flush sends what waits.
     if flush.is_some_and(|flush| flush > context.gradients.flushes()) {
@@ -61,7 +62,7 @@ pub(crate) fn read<B: Backend, K: Kind<B>>(context: &RankContext, deferred: &Def
 }
 
 /// The sum of all ranks' shares. Collective.
-fn summed<B: Backend, K: Kind<B>>(
+fn summed<B: LocalKernels, K: Kind<B>>(
     context: &RankContext,
     deferred: &Deferred<B, K>,
     share: K::Primitive,
@@ -72,7 +73,7 @@ fn summed<B: Backend, K: Kind<B>>(
 
 /// [`read`] on a thread beside the rank's own, which may have made the sum on some ranks and not yet on others. The sum is
 /// not kept: whether the rank's own thread still has to make it must not depend on this one.
-fn read_beside<B: Backend, K: Kind<B>>(context: &RankContext, deferred: &Deferred<B, K>) -> Result<K::Primitive, CommError> {
+fn read_beside<B: LocalKernels, K: Kind<B>>(context: &RankContext, deferred: &Deferred<B, K>) -> Result<K::Primitive, CommError> {
     let comm = context.talking().group(deferred.axes).expect("a pending sum has others");
     let (value, done) = deferred.value();
     let ready = comm.all_gather(&[u8::from(done)])?;

@@ -1,11 +1,12 @@
 //! Moves boxes as a [`Plan`] says, forward (send, receive, copy) and in reverse (receive and add).
 
-use burn_backend::{Backend, DType, TensorData, TensorMetadata};
+use burn_backend::{DType, TensorData, TensorMetadata};
 use burn_std::{Shape, Slice};
 
 use super::plan::{Message, Plan, Region};
 use crate::comm::{CommError, Request};
 use crate::copies::copied;
+use crate::kernels::LocalKernels;
 use crate::kind::{Kind, Numeric};
 use crate::mesh::{AxisSet, Mesh};
 use crate::trace::timed;
@@ -20,7 +21,7 @@ pub(crate) fn slices(region: &Region) -> Vec<Slice> {
 }
 
 /// The bytes of a message, of whose boxes `part` gives the values.
-fn pack<B: Backend, K: Kind<B>>(message: &Message, dtype: DType, mut part: impl FnMut(&Region) -> K::Primitive) -> Vec<u8> {
+fn pack<B: LocalKernels, K: Kind<B>>(message: &Message, dtype: DType, mut part: impl FnMut(&Region) -> K::Primitive) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(message.elements() * dtype.size());
     copied(bytes.capacity());
     for region in &message.regions {
@@ -30,7 +31,7 @@ fn pack<B: Backend, K: Kind<B>>(message: &Message, dtype: DType, mut part: impl 
 }
 
 /// The boxes of a received message.
-fn unpack<B: Backend, K: Kind<B>>(bytes: Vec<u8>, message: &Message, dtype: DType, device: &B::Device) -> Vec<(Region, K::Primitive)> {
+fn unpack<B: LocalKernels, K: Kind<B>>(bytes: Vec<u8>, message: &Message, dtype: DType, device: &B::Device) -> Vec<(Region, K::Primitive)> {
     let of = |region: &Region, bytes: Vec<u8>| {
         let data = TensorData::from_bytes_vec(bytes, Shape::from(region.length.clone()), dtype);
         (region.clone(), K::from_data(data, device))
@@ -63,7 +64,7 @@ impl<'a> Exchange<'a> {
     ///
     /// # Errors
     /// As the communicator.
-    pub fn start<B: Backend, K: Kind<B>>(mesh: &Mesh, plan: &'a Plan, own: &K::Primitive) -> Result<Exchange<'a>, CommError> {
+    pub fn start<B: LocalKernels, K: Kind<B>>(mesh: &Mesh, plan: &'a Plan, own: &K::Primitive) -> Result<Exchange<'a>, CommError> {
         let dtype = own.dtype();
         let part = |region: &Region| {
             // Of a view a dense tensor is made first.
@@ -74,7 +75,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Starts an exchange of the messages `[sent, expected]`, of whose boxes `part` gives the values.
-    fn with<B: Backend, K: Kind<B>>(
+    fn with<B: LocalKernels, K: Kind<B>>(
         mesh: &Mesh,
         group: AxisSet,
         tag: u16,
@@ -107,7 +108,7 @@ impl<'a> Exchange<'a> {
     ///
     /// # Errors
     /// As the communicator.
-    pub fn receive<B: Backend, K: Kind<B>>(self, device: &B::Device) -> Result<Vec<(Region, K::Primitive)>, CommError> {
+    pub fn receive<B: LocalKernels, K: Kind<B>>(self, device: &B::Device) -> Result<Vec<(Region, K::Primitive)>, CommError> {
         let mut parts = Vec::new();
         for (request, message) in self.incoming.into_iter().zip(self.expected) {
             parts.extend(unpack::<B, K>(wait(request)?, message, self.dtype, device));
@@ -136,7 +137,7 @@ impl<'a, T> Arrival<'a, T> {
 }
 
 /// The box `wanted` of the block that `plan` needs, from this rank's own block and the boxes it has `received`.
-pub fn assemble<B: Backend, K: Kind<B>>(
+pub fn assemble<B: LocalKernels, K: Kind<B>>(
     plan: &Plan,
     own: &K::Primitive,
     received: &[(Region, K::Primitive)],
@@ -164,7 +165,7 @@ pub fn assemble<B: Backend, K: Kind<B>>(
 ///
 /// # Errors
 /// As the communicator.
-pub fn exchange<B: Backend, K: Kind<B>>(
+pub fn exchange<B: LocalKernels, K: Kind<B>>(
     mesh: &Mesh,
     plan: &Plan,
     own: K::Primitive,
@@ -184,7 +185,7 @@ pub fn exchange<B: Backend, K: Kind<B>>(
 ///
 /// # Errors
 /// As the communicator.
-pub fn exchange_add<B: Backend, K: Numeric<B>>(
+pub fn exchange_add<B: LocalKernels, K: Numeric<B>>(
     mesh: &Mesh,
     plan: &Plan,
     dtype: DType,

@@ -1,10 +1,11 @@
 //! From one layout to another: the only place that moves data between layouts.
 
-use burn_backend::{Backend, TensorMetadata};
+use burn_backend::TensorMetadata;
 use burn_std::Shape;
 
 use crate::comm::CommError;
 use crate::device::RankContext;
+use crate::kernels::LocalKernels;
 use crate::kind::Kind;
 use crate::layout::{Axis, AxisNeed, Layout, Storage, refine};
 use crate::trace::timed;
@@ -12,7 +13,7 @@ use crate::transfer::exchange;
 
 /// The local block under layout `to`, from the one under `from`. Neither has pending sums. Collective over the mesh
 /// axes along which a split changes; uniform axes are stored where `to` stores them.
-pub(crate) fn redistribute<B: Backend, K: Kind<B>>(
+pub(crate) fn redistribute<B: LocalKernels, K: Kind<B>>(
     context: &RankContext,
     local: K::Primitive,
     from: &Layout,

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use super::super::{Window, WindowAxis};
 use super::simd::{Dots, Isa, MAX_VECTORS, Panel, Real, interleave, strided, vectorised};
 use super::slab::{self, Place, Slab};
-use super::{Activation, written};
+use super::{Activation, product, written};
 
 /// Rows of the packed matrix (channels x taps, or positions) between two updates of the sums: a panel of that many
 /// rows stays in the first-level cache, and long sums are rounded less in short blocks. Ten steps of CosmoFlow in
@@ -129,7 +129,17 @@ impl Reads {
 }
 
 impl Gather {
+    /// # Panics
+    /// If the window has no taps, or reaches further than can be counted.
     fn new(window: &Window) -> Gather {
+        let reach = window.map(|axis| {
+            let WindowAxis { input, output, kernel, stride, dilation, offset } = axis;
+            assert!(kernel > 0 && stride > 0 && dilation > 0, "a window without taps, stride or dilation: {axis:?}");
+            let sides = [input, product([output, stride]), product([kernel, dilation]), offset.unsigned_abs()];
+            sides.into_iter().try_fold(0usize, usize::checked_add).unwrap_or(usize::MAX)
+        });
+        // What is copied, counted and compared below is less.
+        product([product(reach), DEPTH]);
         Gather([0, 1, 2].map(|i| Axis::new(&window[i])))
     }
 
@@ -299,6 +309,8 @@ impl Tiles {
         let reach = |axis: &Axis, outputs: usize| (outputs - 1) * axis.step + axis.span();
         let phase = vectors * lanes + (aw.span() - 1) / aw.step;
         let extents = [reach(ad, planes), reach(ah, rows), phase * aw.step.min(aw.span())];
+        // The inputs of [`DEPTH`] channels are counted, in lines of the cache.
+        product([product(extents), 2 * DEPTH]);
         let tap = |axis: &Axis, t: usize| axis.bases[t].abs_diff(axis.bases[0]);
         let mut offsets = Vec::with_capacity(gather.taps());
         for td in 0..ad.bases.len() {
@@ -450,15 +462,18 @@ impl PackedRows {
 /// Disjoint parts of one buffer, written by several threads.
 #[derive(Clone, Copy)]
 struct Shared<T>(*mut T);
-// SAFETY: each task writes its own elements.
+// SAFETY: it is a pointer; what is made of it, whoever calls the unsafe functions below answers for.
 unsafe impl<T: Send> Send for Shared<T> {}
+// SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
     /// # Safety
-    /// `at..at + len` must lie in the buffer and be written by no one else meanwhile.
+    /// `at..at + len` must lie in the buffer, which is alive and holds values there, and no one else may read or write it
+    /// meanwhile.
     #[allow(clippy::mut_from_ref, reason = "the caller promises disjoint parts")]
     unsafe fn part(&self, at: usize, len: usize) -> &mut [T] {
+        // SAFETY: the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(at), len) }
     }
 
@@ -468,6 +483,7 @@ impl<T> Shared<T> {
     /// As [`Shared::part`]; only values may be written.
     #[allow(clippy::mut_from_ref, reason = "the caller promises disjoint parts")]
     unsafe fn space(&self, at: usize, len: usize) -> &mut [MaybeUninit<T>] {
+        // SAFETY: the caller's promise; any memory is a `MaybeUninit`.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(at).cast(), len) }
     }
 }
@@ -532,9 +548,38 @@ pub(crate) struct Conv {
 }
 
 impl Conv {
-    /// `isa` must be available on this machine.
+    /// # Panics
+    /// If the groups do not divide the channels, or the volumes are too large to be counted.
     pub(crate) fn new(isa: Isa, samples: usize, channels: [usize; 2], window: &Window, groups: usize) -> Conv {
-        Conv { isa, samples, channels, groups, gather: Gather::new(window) }
+        let divides = groups > 0 && channels.iter().all(|c| c.is_multiple_of(groups));
+        assert!(divides, "{groups} groups of {} input and {} output channels", channels[0], channels[1]);
+        let conv = Conv { isa, samples, channels, groups, gather: Gather::new(window) };
+        let [inputs, outputs] = channels;
+        product([samples, inputs, conv.gather.source()]);
+        product([samples, outputs, conv.gather.positions()]);
+        product([inputs, outputs, conv.gather.taps()]);
+        conv
+    }
+
+    /// Values of the weight.
+    fn weights(&self) -> usize {
+        self.channels[1] * self.group_channels()[0] * self.gather.taps()
+    }
+
+    /// Panics unless x has the samples and channels of the convolution.
+    fn check_x<T>(&self, x: &[Slab<'_, T>]) {
+        for Slab { at, values } in x {
+            let len = product([self.samples, self.channels[0], product([0, 1, 2].map(|i| at[i].len()))]);
+            assert_eq!(values.len(), len, "values of a box of {} samples of {} channels at {at:?}", self.samples, self.channels[0]);
+        }
+        if let [Slab { values, .. }] = x {
+            assert_eq!(values.len(), self.samples * self.channels[0] * self.gather.source(), "values of x");
+        }
+    }
+
+    /// Panics unless there is a gradient for each output.
+    fn check_grad<T>(&self, grad: &[T]) {
+        assert_eq!(grad.len(), self.samples * self.channels[1] * self.gather.positions(), "values of the gradient");
     }
 
     /// Input and output channels of a group.
@@ -573,7 +618,18 @@ impl Conv {
         let (taps, each) = (gather.taps(), gather.positions());
         let (depth, positions) = (inner * taps, each * samples);
         let counts = [0, 1, 2].map(|i| gather.0[i].count);
-        assert!(place.fits(counts, out.len()) && out.len() == samples * channels[1] * place.extents.iter().product::<usize>());
+        let volumes = product([samples, channels[1], product(place.extents)]);
+        assert!(
+            place.fits(counts, out.len()) && out.len() == volumes,
+            "a box of {counts:?} voxels at {:?} of {samples} samples of {} channels of {:?}, {} values",
+            place.at,
+            channels[1],
+            place.extents,
+            out.len()
+        );
+        self.check_x(operands.x);
+        assert_eq!(operands.weight.len(), self.weights(), "values of the weight");
+        assert!(operands.bias.is_none_or(|bias| bias.len() == channels[1]), "a bias for each of {} channels", channels[1]);
         if positions == 0 || channels[1] == 0 {
             return;
         }
@@ -609,8 +665,9 @@ impl Conv {
                         let packed = &mut packed[..(c_end - c) * taps * width];
                         gather.pack(x, group * inner + c..group * inner + c_end, reads, width, packed);
                         let a = &weight[(group * rows + m.start) * depth + c * taps..];
-                        debug_assert!(a.len() >= (m.len() - 1) * depth + (c_end - c) * taps);
-                        // SAFETY: the extents above; `isa` comes from `Isa::available`.
+                        // SAFETY: of the weight, whose length was checked, `m` rows of `depth` are left and `c_end - c`
+                        // channels of each; `packed` has that many rows of `width`, `sums` `m` rows of `ldc` with a whole
+                        // panel from `start` on, which this task alone has.
                         unsafe {
                             T::product(
                                 isa,
@@ -684,7 +741,6 @@ impl Conv {
                         pack_tile(isa, tiles, gather, x, sample * channels[0] + group * inner + c, &outputs, packed);
                     }
                     let a = &weight[(group * rows + m.start) * depth + c * taps..];
-                    debug_assert!(a.len() >= (m.len() - 1) * depth + (c_end - c) * taps);
                     for (i, starts) in starts.chunks(together).enumerate() {
                         let at = |j: usize| starts.get(j).map_or(packed.as_ptr(), |start| packed[*start..].as_ptr());
                         let panel = Panel {
@@ -699,8 +755,9 @@ impl Conv {
                             ldc,
                             add: c > 0,
                         };
-                        // SAFETY: the extents above, of which a tile's input holds what all vectors of its outputs read;
-                        // `isa` comes from `Isa::available`.
+                        // SAFETY: of the weight, whose length was checked, `m` rows of `depth` are left and `c_end - c`
+                        // channels of each. A tile's input has, behind each vector's start, what its lanes read with every
+                        // tap: `Tiles::of` made it so. `sums` has `m` rows of all the vectors, which this task alone has.
                         unsafe { T::product(isa, &panel) };
                     }
                 }
@@ -746,6 +803,8 @@ impl Conv {
         let [inner, depth] = self.group_channels();
         let (taps, source, positions) = (gather.taps(), gather.source(), gather.positions());
         let len = samples * channels[0] * source;
+        self.check_grad(grad);
+        assert_eq!(weight.len(), self.weights(), "values of the weight");
         if len == 0 || positions == 0 || depth == 0 {
             return vec![T::default(); len];
         }
@@ -790,7 +849,7 @@ impl Conv {
                         copy(&grad[from..from + columns], &mut packed[..columns]);
                     }
                     for start in (0..columns).step_by(panel) {
-                        let product = Panel {
+                        let tile = Panel {
                             a: a.as_ptr(),
                             lda: 1,
                             step: part_rows,
@@ -802,8 +861,9 @@ impl Conv {
                             ldc: width,
                             add: false,
                         };
-                        // SAFETY: the extents above; `isa` comes from `Isa::available`.
-                        unsafe { T::product(isa, &product) };
+                        // SAFETY: `a` has `part_rows` values for each of `depth` channels, as `packed` has `width`, and
+                        // `sums` `part_rows` rows of `width`, whole panels: this task alone has all three.
+                        unsafe { T::product(isa, &tile) };
                     }
                     let reads = gather.reads(p0..p0 + columns, 0);
                     for (c, sums) in sums.chunks_exact(taps * width).take(count).enumerate() {
@@ -820,7 +880,8 @@ impl Conv {
                 }
             });
         });
-        // SAFETY: there are zeros, or a value was placed everywhere.
+        // SAFETY: the buffer has room for `len` values, and holds zeros with what was added to them, or a value was placed
+        // everywhere: `whole` says that each voxel is read by one tap of one output, and all outputs were walked.
         unsafe { out.set_len(len) };
         out
     }
@@ -832,6 +893,8 @@ impl Conv {
         let [inner, rows] = self.group_channels();
         let (all, positions) = (inner * gather.taps(), gather.positions());
         let size = channels[1] * all;
+        self.check_x(x);
+        self.check_grad(grad);
         if size == 0 || positions * samples == 0 {
             return vec![T::default(); size];
         }
@@ -868,8 +931,9 @@ impl Conv {
                         let range = group * all + first + start..group * all + first + start + count;
                         gather.pack_transposed(x, range, &reads, width, packed);
                         let a = &grad[(sample * channels[1] + group * rows) * positions + p.start..];
-                        debug_assert!(a.len() >= (rows - 1) * positions + p.len());
-                        // SAFETY: the extents above; `isa` comes from `Isa::available`.
+                        // SAFETY: of the gradient, whose length was checked, a sample's channels from the group's first one
+                        // are left, from position `p.start` on; `packed` has a row of `width` for each position, `sums`
+                        // `rows` of `ldc` with a whole panel from `start` on, which this task alone has.
                         unsafe {
                             T::product(
                                 isa,
@@ -941,8 +1005,9 @@ impl Conv {
                             c: sums.as_mut_ptr(),
                             ldc: taps,
                         };
-                        // SAFETY: a tile's input holds what its outputs read, `grad` a row for each; whole vectors cover a
-                        // row; `isa` comes from `Isa::available`.
+                        // SAFETY: a tile's input has what its outputs read with every tap: `Tiles::of` made it so. Of the
+                        // gradient, whose length was checked, a sample's channels from the group's first one are left, from
+                        // the tile's first output on. Whole vectors cover a row. This task alone has `sums`, `rows` of `taps`.
                         unsafe { T::dots(isa, &dots) };
                     }
                 }
@@ -984,13 +1049,15 @@ impl Conv {
                     gather.pack(x, channel..channel + 1, &reads, width, packed);
                     let a = &grad[(sample * channels[1] + group * rows) * positions + p.start..];
                     let whole = p.len() / lanes * lanes;
-                    debug_assert!(a.len() >= (rows - 1) * positions + p.len());
                     let offsets: Vec<usize> = (0..taps).map(|tap| tap * width).collect();
                     let dots = |a: *const T, lda: usize, b: *const T, len: usize, sums: &mut [T]| {
                         let (c, offsets, steps) = (sums.as_mut_ptr(), &offsets[..], [0; 2]);
                         let (lines, planes) = (1, 1);
                         let dots = Dots { a, lda, rows, b, offsets, len, lines, planes, a_steps: steps, b_steps: steps, c, ldc: taps };
-                        // SAFETY: the extents above; `isa` comes from `Isa::available`.
+                        // SAFETY: `a` is the gradient, whose length was checked, from a sample's first channel of the group
+                        // and position `p.start` on, and `len` positions of it, or `ends`, `rows` of a vector; `b` is
+                        // `packed`, `taps` rows of `width`, from `width - len` on at most; this task alone has the sums,
+                        // `rows` of `taps`.
                         unsafe { T::dots(isa, &dots) }
                     };
                     dots(a.as_ptr(), positions, packed.as_ptr(), whole, sums);

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use burn_backend::Element;
 use bytemuck::Pod;
 
-/// Instruction sets the kernels are compiled for.
+/// Instruction sets the kernels are compiled for. A set is part of those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Isa {
+pub(crate) enum Set {
     /// 512-bit vectors, AVX-512 F and VL.
     #[cfg(target_arch = "x86_64")]
     Avx512,
@@ -20,53 +20,71 @@ pub(crate) enum Isa {
     Portable,
 }
 
+/// An instruction set that this machine has: only detection makes one, so that whoever has one may run its code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Isa(Set);
+
 impl Isa {
     /// Best first.
     #[cfg(target_arch = "x86_64")]
-    const ALL: [Isa; 3] = [Isa::Avx512, Isa::Avx2, Isa::Portable];
+    const ALL: [Set; 3] = [Set::Avx512, Set::Avx2, Set::Portable];
     /// The only one.
     #[cfg(not(target_arch = "x86_64"))]
-    const ALL: [Isa; 1] = [Isa::Portable];
+    const ALL: [Set; 1] = [Set::Portable];
+
+    /// The set, if this machine has it.
+    fn detected(set: Set) -> Option<Isa> {
+        let here = match set {
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl"),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            Set::Portable => true,
+        };
+        here.then_some(Isa(set))
+    }
 
     /// What this machine has, best first.
-    pub(crate) fn available() -> Vec<(Isa, &'static str)> {
-        let mut all = Vec::new();
-        #[cfg(target_arch = "x86_64")]
-        {
-            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
-                all.push((Isa::Avx512, "avx512"));
-            }
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                all.push((Isa::Avx2, "avx2"));
-            }
+    pub(crate) fn available() -> impl Iterator<Item = Isa> {
+        Isa::ALL.into_iter().filter_map(Isa::detected)
+    }
+
+    /// Which set it is.
+    #[inline(always)]
+    pub(crate) fn set(self) -> Set {
+        self.0
+    }
+
+    /// `avx512`, `avx2` or `portable`.
+    pub(crate) fn name(self) -> &'static str {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2 => "avx2",
+            Set::Portable => "portable",
         }
-        all.push((Isa::Portable, "portable"));
-        all
     }
 
     /// The best of this machine, or what `BURN_SPATIAL_ISA` names.
     fn wanted() -> Isa {
-        let all = Isa::available();
-        let Ok(wanted) = std::env::var("BURN_SPATIAL_ISA") else { return all[0].0 };
-        let found = all.iter().find(|(_, name)| *name == wanted);
-        found
-            .unwrap_or_else(|| {
-                let names: Vec<&str> = all.iter().map(|(_, name)| *name).collect();
-                tracing::warn!("BURN_SPATIAL_ISA={wanted} is not one of this machine's ({}); using {}", names.join(", "), all[0].1);
-                &all[0]
-            })
-            .0
+        let best = Isa::available().next().unwrap_or(Isa(Set::Portable));
+        let Ok(wanted) = std::env::var("BURN_SPATIAL_ISA") else { return best };
+        Isa::available().find(|isa| isa.name() == wanted).unwrap_or_else(|| {
+            let names: Vec<&str> = Isa::available().map(Isa::name).collect();
+            tracing::warn!("BURN_SPATIAL_ISA={wanted} is not one of this machine's ({}); using {}", names.join(", "), best.name());
+            best
+        })
     }
 
     /// What the kernels use: [`Isa::wanted`], unless ranks have agreed on less.
     pub(crate) fn get() -> Isa {
         static WANTED: OnceLock<Isa> = OnceLock::new();
         let agreed = Isa::ALL.get(usize::from(AGREED.load(Ordering::Relaxed))).copied();
-        agreed.unwrap_or_else(|| *WANTED.get_or_init(Isa::wanted))
+        agreed.and_then(Isa::detected).unwrap_or_else(|| *WANTED.get_or_init(Isa::wanted))
     }
 
-    /// Has the kernels of this process use what all ranks have: `others` are their places in [`Isa::ALL`]. A set is part of
-    /// those before it.
+    /// Has the kernels of this process use what all ranks have: `others` are their places in [`Isa::ALL`].
     pub(crate) fn agree(others: impl Iterator<Item = u8>) {
         let least = others.fold(Isa::get().place(), u8::max);
         AGREED.store(least, Ordering::Relaxed);
@@ -74,16 +92,15 @@ impl Isa {
 
     /// Its place in [`Isa::ALL`].
     pub(crate) fn place(self) -> u8 {
-        Isa::ALL.iter().position(|isa| *isa == self).map_or(u8::MAX, |place| place as u8)
+        Isa::ALL.iter().position(|set| *set == self.0).map_or(u8::MAX, |place| place as u8)
     }
 }
 
 /// The place of what ranks have agreed on; beyond the end before that.
 static AGREED: AtomicU8 = AtomicU8::new(u8::MAX);
 
-/// Defines a function of plain loops that is compiled for every instruction set: its first argument is the [`Isa`], which
-/// must be available on this machine. What the loops call must be inlined. The values are the same on all: nothing here
-/// fuses a product and a sum.
+/// Defines a function of plain loops that is compiled for every instruction set: its first argument is the [`Isa`].
+/// What the loops call must be inlined. The values are the same on all: nothing here fuses a product and a sum.
 macro_rules! vectorised {
     ($(#[$meta:meta])* fn $name:ident<T>($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
         $(#[$meta])*
@@ -103,14 +120,14 @@ macro_rules! vectorised {
                 body::<T>($($arg),*)
             }
 
-            match isa {
-                // SAFETY: the machine has what `isa` stands for.
+            match isa.set() {
+                // SAFETY: an `Isa` is of instructions that were found on this machine.
                 #[cfg(target_arch = "x86_64")]
-                $crate::kernels::cpu::Isa::Avx512 => unsafe { avx512::<T>($($arg),*) },
+                $crate::kernels::cpu::Set::Avx512 => unsafe { avx512::<T>($($arg),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
-                $crate::kernels::cpu::Isa::Avx2 => unsafe { avx2::<T>($($arg),*) },
-                $crate::kernels::cpu::Isa::Portable => body::<T>($($arg),*),
+                $crate::kernels::cpu::Set::Avx2 => unsafe { avx2::<T>($($arg),*) },
+                $crate::kernels::cpu::Set::Portable => body::<T>($($arg),*),
             }
         }
     };
@@ -213,9 +230,9 @@ pub(crate) trait Real:
 
     /// Columns of a whole panel.
     fn panel(isa: Isa) -> usize {
-        let vectors = match isa {
+        let vectors = match isa.set() {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => 3,
+            Set::Avx512 => 3,
             _ => 2,
         };
         vectors * Self::lanes(isa)
@@ -224,13 +241,13 @@ pub(crate) trait Real:
     /// Computes `panel`.
     ///
     /// # Safety
-    /// `isa` must be available here, and the pointers must be valid for the extents given.
+    /// The pointers must be valid for the extents given, and nothing else may read or write `c` meanwhile.
     unsafe fn product(isa: Isa, panel: &Panel<'_, Self>);
 
     /// Computes `dots`.
     ///
     /// # Safety
-    /// `isa` must be available here, and the pointers must be valid for the extents given.
+    /// The pointers must be valid for the extents given, and nothing else may read or write `c` meanwhile.
     unsafe fn dots(isa: Isa, dots: &Dots<'_, Self>);
 
     /// `1 / n`.
@@ -238,6 +255,11 @@ pub(crate) trait Real:
 }
 
 /// A vector of elements.
+///
+/// # Safety
+/// Its functions are called only in code compiled for the instructions that the vector needs, on a machine that has them, as the
+/// functions that run [`panel`] and [`dots`] are. Pointers must be valid for [`Vector::LANES`] elements, those of
+/// [`Vector::splat`] for one.
 trait Vector: Copy {
     type T: Real;
     const LANES: usize;
@@ -268,14 +290,17 @@ impl<T: Real, const L: usize> Vector for Array<T, L> {
     }
     #[inline(always)]
     unsafe fn load(p: *const T) -> Self {
+        // SAFETY: the caller's promise: `L` elements.
         Array(unsafe { p.cast::<[T; L]>().read_unaligned() })
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut T) {
+        // SAFETY: the caller's promise: `L` elements.
         unsafe { p.cast::<[T; L]>().write_unaligned(self.0) }
     }
     #[inline(always)]
     unsafe fn splat(p: *const T) -> Self {
+        // SAFETY: the caller's promise: one element.
         Array([unsafe { *p }; L])
     }
     #[inline(always)]
@@ -308,6 +333,7 @@ mod x86 {
 
     #[inline(always)]
     unsafe fn sum_f32x8(v: __m256) -> f32 {
+        // SAFETY: only registers are read, and the caller's code is compiled for these instructions.
         unsafe {
             let four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
             let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
@@ -317,6 +343,7 @@ mod x86 {
 
     #[inline(always)]
     unsafe fn sum_f32x16(v: __m512) -> f32 {
+        // SAFETY: only registers are read, and the caller's code is compiled for these instructions.
         unsafe {
             let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v)));
             sum_f32x8(_mm256_add_ps(_mm512_castps512_ps256(v), high))
@@ -325,6 +352,7 @@ mod x86 {
 
     #[inline(always)]
     unsafe fn sum_f64x4(v: __m256d) -> f64 {
+        // SAFETY: only registers are read, and the caller's code is compiled for these instructions.
         unsafe {
             let two = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd::<1>(v));
             _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)))
@@ -333,6 +361,7 @@ mod x86 {
 
     #[inline(always)]
     unsafe fn sum_f64x8(v: __m512d) -> f64 {
+        // SAFETY: only registers are read, and the caller's code is compiled for these instructions.
         unsafe { sum_f64x4(_mm256_add_pd(_mm512_castpd512_pd256(v), _mm512_extractf64x4_pd::<1>(v))) }
     }
 
@@ -347,45 +376,54 @@ mod x86 {
                 const WIDE: bool = $wide;
                 #[inline(always)]
                 unsafe fn zero() -> Self {
+                    // SAFETY: the promise of a caller of `Vector`.
                     unsafe { $name($zero()) }
                 }
                 #[inline(always)]
                 unsafe fn load(p: *const $t) -> Self {
+                    // SAFETY: the promise of a caller of `Vector`.
                     unsafe { $name($load(p)) }
                 }
                 #[inline(always)]
                 unsafe fn store(self, p: *mut $t) {
+                    // SAFETY: the promise of a caller of `Vector`.
                     unsafe { $store(p, self.0) }
                 }
                 #[inline(always)]
                 unsafe fn splat(p: *const $t) -> Self {
+                    // SAFETY: the promise of a caller of `Vector`.
                     unsafe { $name($set1(*p)) }
                 }
                 #[inline(always)]
                 unsafe fn mul_add(self, a: Self, b: Self) -> Self {
+                    // SAFETY: the promise of a caller of `Vector`.
                     unsafe { $name($fmadd(a.0, b.0, self.0)) }
                 }
                 #[inline(always)]
                 unsafe fn add(self, a: Self) -> Self {
+                    // SAFETY: the promise of a caller of `Vector`.
                     unsafe { $name($add(self.0, a.0)) }
                 }
                 #[inline(always)]
                 unsafe fn sum(self) -> $t {
+                    // SAFETY: the promise of a caller of `Vector`.
                     unsafe { $sum(self.0) }
                 }
             }
 
             /// # Safety
-            /// As [`super::Real::product`].
+            /// As [`super::Real::product`], on a machine with these instructions.
             #[target_feature(enable = $features)]
             pub(super) unsafe fn $run(p: &Panel<'_, $t>) {
+                // SAFETY: the caller's promise; this function is compiled for what the vector needs.
                 unsafe { panel::<$name>(p) }
             }
 
             /// # Safety
-            /// As [`super::Real::dots`].
+            /// As [`super::Real::dots`], on a machine with these instructions.
             #[target_feature(enable = $features)]
             pub(super) unsafe fn $dots(p: &Dots<'_, $t>) {
+                // SAFETY: the caller's promise; this function is compiled for what the vector needs.
                 unsafe { dots::<$name>(p) }
             }
         };
@@ -467,37 +505,37 @@ macro_rules! real {
             const NEG_INFINITY: Self = <$t>::NEG_INFINITY;
 
             fn lanes(isa: Isa) -> usize {
-                match isa {
+                match isa.set() {
                     #[cfg(target_arch = "x86_64")]
-                    Isa::Avx512 => $l512,
+                    Set::Avx512 => $l512,
                     #[cfg(target_arch = "x86_64")]
-                    Isa::Avx2 => $l256,
-                    Isa::Portable => $l128,
+                    Set::Avx2 => $l256,
+                    Set::Portable => $l128,
                 }
             }
 
             unsafe fn product(isa: Isa, p: &Panel<'_, Self>) {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller's promise; an `Isa` is of instructions that were found on this machine.
                 unsafe {
-                    match isa {
+                    match isa.set() {
                         #[cfg(target_arch = "x86_64")]
-                        Isa::Avx512 => x86::$wide(p),
+                        Set::Avx512 => x86::$wide(p),
                         #[cfg(target_arch = "x86_64")]
-                        Isa::Avx2 => x86::$narrow(p),
-                        Isa::Portable => panel::<Array<$t, $l128>>(p),
+                        Set::Avx2 => x86::$narrow(p),
+                        Set::Portable => panel::<Array<$t, $l128>>(p),
                     }
                 }
             }
 
             unsafe fn dots(isa: Isa, p: &Dots<'_, Self>) {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller's promise; an `Isa` is of instructions that were found on this machine.
                 unsafe {
-                    match isa {
+                    match isa.set() {
                         #[cfg(target_arch = "x86_64")]
-                        Isa::Avx512 => x86::$wide_dots(p),
+                        Set::Avx512 => x86::$wide_dots(p),
                         #[cfg(target_arch = "x86_64")]
-                        Isa::Avx2 => x86::$narrow_dots(p),
-                        Isa::Portable => dots::<Array<$t, $l128>>(p),
+                        Set::Avx2 => x86::$narrow_dots(p),
+                        Set::Portable => dots::<Array<$t, $l128>>(p),
                     }
                 }
             }
@@ -513,7 +551,7 @@ real!(f32, f32x16, f32x8, dots_f32x16, dots_f32x8, 16, 8, 4);
 real!(f64, f64x8, f64x4, dots_f64x8, dots_f64x4, 8, 4, 2);
 
 /// # Safety
-/// As [`Real::product`].
+/// As [`Real::product`], in code compiled for what the vector needs.
 #[inline(always)]
 unsafe fn panel<V: Vector>(p: &Panel<'_, V::T>) {
     // SAFETY: the caller's promise.
@@ -527,6 +565,9 @@ unsafe fn panel<V: Vector>(p: &Panel<'_, V::T>) {
 }
 
 /// Covers the rows with the tallest blocks that fit the registers.
+///
+/// # Safety
+/// As [`panel`]; the panel has `N` vectors.
 #[inline(always)]
 unsafe fn rows<V: Vector, const N: usize>(p: &Panel<'_, V::T>) {
     let mut i = 0;
@@ -559,6 +600,10 @@ unsafe fn rows<V: Vector, const N: usize>(p: &Panel<'_, V::T>) {
     }
 }
 
+/// Of rows `row..row + M`.
+///
+/// # Safety
+/// As [`rows`]; the rows are the panel's.
 #[inline(always)]
 unsafe fn block<V: Vector, const M: usize, const N: usize>(p: &Panel<'_, V::T>, row: usize) {
     // SAFETY: `row + M <= p.rows`, and the caller promised the extents.
@@ -590,7 +635,7 @@ unsafe fn block<V: Vector, const M: usize, const N: usize>(p: &Panel<'_, V::T>, 
 }
 
 /// # Safety
-/// As [`Real::dots`].
+/// As [`Real::dots`], in code compiled for what the vector needs.
 #[inline(always)]
 unsafe fn dots<V: Vector>(p: &Dots<'_, V::T>) {
     let mut i = 0;
@@ -609,6 +654,9 @@ unsafe fn dots<V: Vector>(p: &Dots<'_, V::T>) {
 
 /// Covers the columns with blocks whose sums are enough to hide a multiplication's latency; four are two and two. With 32
 /// registers six columns at a time: of more rows instead the addresses would have to be computed as well.
+///
+/// # Safety
+/// As [`dots`]; rows `row..row + M` are among its.
 #[inline(always)]
 unsafe fn dot_columns<V: Vector, const M: usize>(p: &Dots<'_, V::T>, row: usize) {
     let mut j = 0;
@@ -638,6 +686,10 @@ unsafe fn dot_columns<V: Vector, const M: usize>(p: &Dots<'_, V::T>, row: usize)
     }
 }
 
+/// Of rows `row..row + M` and columns `column..column + N`.
+///
+/// # Safety
+/// As [`dots`]; the rows and columns are among its.
 #[inline(always)]
 unsafe fn dot_block<V: Vector, const M: usize, const N: usize>(p: &Dots<'_, V::T>, row: usize, column: usize) {
     // SAFETY: the block lies within the rows and columns, and the caller promised the extents.

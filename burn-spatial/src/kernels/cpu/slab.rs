@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::product;
 use super::simd::Real;
 
 /// A box of x: `[samples, channels, box..]`. Several make up a block.
@@ -65,8 +66,8 @@ impl Place {
 
     /// Whether a box of `outputs` lies in the volumes, of which `values` there are.
     pub(super) fn fits(&self, outputs: [usize; 3], values: usize) -> bool {
-        let inside = (0..3).all(|i| self.at[i] + outputs[i] <= self.extents[i]);
-        inside && values.is_multiple_of(self.extents.iter().product::<usize>().max(1))
+        let inside = (0..3).all(|i| self.at[i].checked_add(outputs[i]).is_some_and(|end| end <= self.extents[i]));
+        inside && values.is_multiple_of(product(self.extents).max(1))
     }
 
     /// Values of a plane of the volumes.

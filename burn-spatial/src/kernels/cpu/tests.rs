@@ -153,7 +153,7 @@ fn check_conv<T: Real>(isa: Isa, case: &Case, rng: &mut Rng, tolerance: f64) {
 
 #[test]
 fn convolutions_equal_plain_loops() {
-    for (isa, _) in Isa::available() {
+    for isa in Isa::available() {
         let mut rng = Rng(1);
         for _ in 0..150 {
             let case = Case::random(&mut rng);
@@ -172,7 +172,7 @@ fn blocks_deeper_than_a_tile_are_summed_up() {
         Case { n: 2, cin: 23, cout: 18, groups: 1, window: [axis(4, 2), axis(5, 2), axis(6, 2)] },
         Case { n: 1, cin: 2, cout: 5, groups: 1, window: [axis(9, 1), axis(11, 1), axis(30, 1)] },
     ];
-    for (isa, _) in Isa::available() {
+    for isa in Isa::available() {
         let mut rng = Rng(2);
         for case in &cases {
             check_conv::<f32>(isa, case, &mut rng, 1e-5);
@@ -205,7 +205,7 @@ fn wide_volumes_equal_plain_loops() {
         Case { n: 1, cin: 3, cout: 4, groups: 1, window: [axis(4, [1, 1, 1], 0), axis(5, [3, 2, 1], 1), axis(95, [4, 3, 2], 3)] },
         Case { n: 1, cin: 3, cout: 4, groups: 1, window: [axis(4, [1, 2, 1], 0), axis(5, [1, 2, 1], 0), axis(66, [1, 2, 1], 0)] },
     ];
-    for (isa, _) in Isa::available() {
+    for isa in Isa::available() {
         let mut rng = Rng(6);
         for case in &cases {
             check_conv::<f32>(isa, case, &mut rng, 2e-5);
@@ -222,7 +222,7 @@ fn parts_have_the_bits_of_the_whole() {
         [axis(8, [4, 3, 2]), axis(9, [5, 3, 2]), axis(64, [32, 3, 2])],
         [axis(7, [4, 2, 2]), axis(9, [5, 2, 2]), axis(63, [32, 2, 2])],
     ];
-    for (isa, _) in Isa::available() {
+    for isa in Isa::available() {
         let mut rng = Rng(9);
         for window in &windows {
             let [ins, outs] = [inputs(window), outputs(window)];
@@ -257,7 +257,7 @@ fn slabs_have_the_bits_of_the_block() {
     let axis =
         |input: usize, output: usize| WindowAxis { input, output, kernel: 3, stride: input.div_ceil(output), dilation: 1, offset: 1 };
     let windows = [[axis(6, 6), axis(7, 7), axis(64, 64)], [axis(8, 4), axis(10, 5), axis(128, 64)]];
-    for (isa, _) in Isa::available() {
+    for isa in Isa::available() {
         let mut rng = Rng(11);
         for window in &windows {
             let [ins, outs] = [inputs(window), outputs(window)];
@@ -493,7 +493,7 @@ fn pools_equal_plain_loops() {
                 close(&back(grad), &gx, 1e-14, "max grad");
             }
         }
-        for (isa, _) in Isa::available() {
+        for isa in Isa::available() {
             let (values, positions) = maxima::<f64>(isa, &x, &window, origin, volume);
             assert_eq!((bits(values), positions), (bits(best.clone()), at.clone()), "{isa:?} {case:?}");
             let (values, positions) = maxima::<f32>(isa, &cast(&x), &window, origin, volume);
@@ -506,7 +506,7 @@ fn pools_equal_plain_loops() {
                 let mean: Vec<f64> = sum.iter().enumerate().map(|(o, s)| s / divisor(o, count)).collect();
                 close(&back(super::super::avg_pool3d::<Flex>(xt.clone(), &window, count)), &mean, 1e-14, "average");
                 close(&back(generic::avg_pool3d::<Flex>(xt.clone(), &window, count)), &mean, 1e-14, "generic average");
-                for (isa, _) in Isa::available() {
+                for isa in Isa::available() {
                     let what = format!("{isa:?} {case:?}");
                     close(&means::<f64>(isa, &x, &window, count), &mean, 1e-14, &what);
                     close(&means::<f32>(isa, &cast(&x), &window, count), &mean, 1e-6, &what);
@@ -544,7 +544,7 @@ fn norms_equal_plain_loops() {
 
             fn check<T: Real>(inputs: [&[f64]; 7], plane: usize, slope: f64, wants: [&[f64]; 6], tolerance: f64) {
                 let [x, g, mean, scale, shift, a, b] = inputs.map(cast::<T>);
-                let all = Isa::available().into_iter().map(|(isa, _)| {
+                let all = Isa::available().map(|isa| {
                     let channels = norm::Channels { mean: &mean, scale: &scale, shift: &shift, slope: T::from_elem(slope) };
                     let (middle, m2) = norm::moments(isa, &x, mean.len(), plane);
                     let (sum, dot) = norm::grad_sums(isa, &x, &g, plane, channels);
@@ -593,7 +593,7 @@ fn activations_equal_burns() {
         };
         let f64s = |values: &[T]| -> Vec<f64> { values.iter().map(|v| v.elem()).collect() };
         let axis = |n: usize| WindowAxis { input: n, output: n, kernel: 1, stride: 1, dilation: 1, offset: 0 };
-        for (isa, _) in Isa::available() {
+        for isa in Isa::available() {
             let (cx, one, slope) = (cast::<T>(&x), [T::from_elem(1.0)], T::from_elem(slope));
             let own = Conv::new(isa, 1, [1, 1], &[axis(1), axis(3), axis(width)], 1);
             let y = own.forward(Operands { x: &[own.whole(&cx)], weight: &one, bias: None, slope });
