@@ -8,9 +8,9 @@ use std::sync::{Mutex, PoisonError};
 use burn::data::dataset::Dataset;
 use serde::{Deserialize, Serialize};
 
-use crate::block::BlockSpec;
 use crate::error::{At, DataError};
 use crate::random;
+use crate::rank::GridRank;
 use crate::volume::{ChannelAxis, Scratch, Transform, VolumeFile, VolumeShape};
 
 /// A rank's block of one sample, with the sample's labels.
@@ -80,8 +80,7 @@ impl Default for DatasetOptions {
 #[derive(Debug)]
 pub struct CosmoFlowDataset {
     files: Vec<PathBuf>,
-    block: BlockSpec,
-    rank: usize,
+    rank: GridRank,
     options: DatasetOptions,
     shape: VolumeShape,
     labels: usize,
@@ -89,15 +88,15 @@ pub struct CosmoFlowDataset {
 }
 
 impl CosmoFlowDataset {
-    /// A set of `files`, of which this rank (`rank`, for messages) reads `block`. Opens the first file: all others
+    /// A set of `files`, of which `rank` reads its blocks. Opens the first file: all others
     /// must have its shape and its number of labels. Not collective.
     ///
     /// # Errors
     /// [`DataError`] when there is no file, or when the first cannot be read or has no labels or, with
     /// [`DatasetOptions::cubic`], is no cube.
-    pub fn new(files: Vec<PathBuf>, block: BlockSpec, rank: usize, options: DatasetOptions) -> Result<Self, DataError> {
-        let first = files.first().ok_or(DataError::EmptySet { rank })?;
-        let file = VolumeFile::open(first, &options.volume, options.channels, rank)?;
+    pub fn new(files: Vec<PathBuf>, rank: GridRank, options: DatasetOptions) -> Result<Self, DataError> {
+        let first = files.first().ok_or(DataError::EmptySet { rank: rank.rank })?;
+        let file = VolumeFile::open(first, &options.volume, options.channels, rank.rank)?;
         let shape = file.shape();
         let [d, h, w] = shape.extent;
         if options.cubic && (d != h || h != w) {
@@ -105,7 +104,7 @@ impl CosmoFlowDataset {
             return Err(DataError::Shape { at: file.at(), expected, shape: vec![shape.channels, d, h, w] });
         }
         let labels = file.labels(&options.labels)?.len();
-        Ok(CosmoFlowDataset { files, block, rank, options, shape, labels, scratch: ScratchPool::default() })
+        Ok(CosmoFlowDataset { files, rank, options, shape, labels, scratch: ScratchPool::default() })
     }
 
     /// Channels and extent of every whole volume.
@@ -124,9 +123,9 @@ impl CosmoFlowDataset {
     }
 
     fn read(&self, index: usize, scratch: &mut Scratch) -> Result<Sample, DataError> {
-        let out_of_range = || DataError::Index { rank: self.rank, index, len: self.files.len() };
+        let out_of_range = || DataError::Index { rank: self.rank.rank, index, len: self.files.len() };
         let path = self.files.get(index).ok_or_else(out_of_range)?;
-        let file = VolumeFile::open(path, &self.options.volume, self.options.channels, self.rank)?;
+        let file = VolumeFile::open(path, &self.options.volume, self.options.channels, self.rank.rank)?;
         let whole = |shape: VolumeShape| [shape.channels, shape.extent[0], shape.extent[1], shape.extent[2]];
         if file.shape() != self.shape {
             let expected = format!("the shape {:?} of the first file, {}", whole(self.shape), self.files[0].display());
@@ -134,11 +133,11 @@ impl CosmoFlowDataset {
         }
         let labels = file.labels(&self.options.labels)?;
         if labels.len() != self.labels {
-            let at = At::dataset(path, &self.options.labels, self.rank);
+            let at = At::dataset(path, &self.options.labels, self.rank.rank);
             let expected = format!("{} labels as in the first file, {}", self.labels, self.files[0].display());
             return Err(DataError::Shape { at, expected, shape: vec![labels.len()] });
         }
-        let slab = self.block.slab(self.shape.extent);
+        let slab = self.rank.block(self.shape.extent);
         let mut block = Vec::new();
         file.read(slab, self.options.transform, scratch, &mut block)?;
         let [d, h, w] = slab.extent;

@@ -9,25 +9,25 @@
 #![warn(missing_docs)]
 
 mod batch;
-mod block;
 mod dataset;
 mod error;
 mod loader;
 mod plan;
 mod random;
+mod rank;
 mod segmentation;
 mod slab;
 pub mod synth;
 mod volume;
 mod write;
 
-pub use batch::{CosmoFlowBatch, Place, PlaceWhole, SegmentationBatch, VolumeBatcher};
-pub use block::BlockSpec;
+pub use batch::{CosmoFlowBatch, Place, PlaceOnMesh, PlaceWhole, SegmentationBatch, VolumeBatcher};
 pub use dataset::{CosmoFlowDataset, DatasetOptions, Sample, SampleSource, list_files, pick_files, split_files};
 pub use error::{At, DataError};
 pub use loader::{Epoch, Loader, LoaderOptions};
-pub use plan::{BatchPart, DataGroup, EpochPlan, IdsError, check_ids};
+pub use plan::{BatchPart, EpochPlan, IdsError, check_ids};
+pub use rank::GridRank;
 pub use segmentation::{SegmentationDataset, SegmentationOptions};
 pub use slab::Number;
-pub use volume::{ChannelAxis, Element, Hyperslab, Scratch, Transform, VolumeFile, VolumeShape};
+pub use volume::{ChannelAxis, Element, IndexBox, Scratch, Transform, VolumeFile, VolumeShape};
 pub use write::{WriteError, whole_file, whole_file_as, write_volume};

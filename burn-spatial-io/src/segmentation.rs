@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use burn::data::dataset::Dataset;
 use serde::{Deserialize, Serialize};
 
-use crate::block::BlockSpec;
 use crate::dataset::{Sample, SampleSource, ScratchPool};
 use crate::error::DataError;
+use crate::rank::GridRank;
 use crate::volume::{ChannelAxis, Scratch, Transform, VolumeFile, VolumeShape};
 
 /// How the files of a set are read.
@@ -56,23 +56,22 @@ impl SegmentationOptions {
 #[derive(Debug)]
 pub struct SegmentationDataset {
     files: Vec<PathBuf>,
-    block: BlockSpec,
-    rank: usize,
+    rank: GridRank,
     options: SegmentationOptions,
     shape: VolumeShape,
     scratch: ScratchPool,
 }
 
 impl SegmentationDataset {
-    /// A set of `files`, of which this rank (`rank`, for messages) reads `block`. Opens the first file: all others
+    /// A set of `files`, of which `rank` reads its blocks. Opens the first file: all others
     /// must have its shape. Not collective.
     ///
     /// # Errors
     /// [`DataError`] when there is no file, or when the first cannot be read.
-    pub fn new(files: Vec<PathBuf>, block: BlockSpec, rank: usize, options: SegmentationOptions) -> Result<Self, DataError> {
-        let first = files.first().ok_or(DataError::EmptySet { rank })?;
-        let shape = options.check(first, rank)?;
-        Ok(SegmentationDataset { files, block, rank, options, shape, scratch: ScratchPool::default() })
+    pub fn new(files: Vec<PathBuf>, rank: GridRank, options: SegmentationOptions) -> Result<Self, DataError> {
+        let first = files.first().ok_or(DataError::EmptySet { rank: rank.rank })?;
+        let shape = options.check(first, rank.rank)?;
+        Ok(SegmentationDataset { files, rank, options, shape, scratch: ScratchPool::default() })
     }
 
     /// Channels and extent of every whole volume.
@@ -86,15 +85,15 @@ impl SegmentationDataset {
     }
 
     fn read(&self, index: usize, scratch: &mut Scratch) -> Result<Sample, DataError> {
-        let out_of_range = || DataError::Index { rank: self.rank, index, len: self.files.len() };
+        let out_of_range = || DataError::Index { rank: self.rank.rank, index, len: self.files.len() };
         let path = self.files.get(index).ok_or_else(out_of_range)?;
-        let file = self.options.open(path, self.rank)?;
+        let file = self.options.open(path, self.rank.rank)?;
         let whole = |shape: VolumeShape| [shape.channels, shape.extent[0], shape.extent[1], shape.extent[2]];
         if file.shape() != self.shape {
             let expected = format!("the shape {:?} of the first file, {}", whole(self.shape), self.files[0].display());
             return Err(DataError::Shape { at: file.at(), expected, shape: whole(file.shape()).to_vec() });
         }
-        let slab = self.block.slab(self.shape.extent);
+        let slab = self.rank.block(self.shape.extent);
         let classes = file.classes(&self.options.segmentation, slab, self.options.classes, self.options.ignored)?;
         let mut block = Vec::new();
         file.read(slab, Transform::Identity, scratch, &mut block)?;

@@ -35,14 +35,14 @@ const TILE: usize = 2048;
 
 /// A box of voxels within a volume: depth, height, width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hyperslab {
+pub struct IndexBox {
     /// First voxel.
     pub start: [usize; 3],
     /// Number of voxels.
     pub extent: [usize; 3],
 }
 
-impl Hyperslab {
+impl IndexBox {
     /// How many voxels the box has.
     pub fn voxels(&self) -> usize {
         self.extent.iter().product()
@@ -191,7 +191,7 @@ impl VolumeFile {
     /// # Errors
     /// [`DataError`] when the block is not inside the volume, when HDF5 cannot read it, or when it holds negative
     /// counts (with [`Transform::Log1p`]), NaN or infinities.
-    pub fn read(&self, slab: Hyperslab, transform: Transform, scratch: &mut Scratch, out: &mut Vec<f32>) -> Result<(), DataError> {
+    pub fn read(&self, slab: IndexBox, transform: Transform, scratch: &mut Scratch, out: &mut Vec<f32>) -> Result<(), DataError> {
         match self.stored {
             Stored::Int16 => {
                 self.read_stored(slab, &mut scratch.ints)?;
@@ -233,7 +233,7 @@ impl VolumeFile {
     ///
     /// # Errors
     /// [`DataError`] as for [`VolumeFile::read`], and when the volume is stored in another type than `T`.
-    pub fn read_raw<T: Element>(&self, slab: Hyperslab) -> Result<Vec<T>, DataError> {
+    pub fn read_raw<T: Element>(&self, slab: IndexBox) -> Result<Vec<T>, DataError> {
         let found = match self.stored {
             Stored::Int16 => i16::NAME,
             Stored::Float32 => f32::NAME,
@@ -270,7 +270,7 @@ impl VolumeFile {
     /// # Errors
     /// [`DataError`] when there is no such dataset, when it has another extent, when the block is not inside it, or
     /// when a voxel is neither of a class from 0 to `classes` - 1 nor `ignored`.
-    pub fn classes(&self, name: &str, slab: Hyperslab, classes: usize, ignored: Option<i64>) -> Result<Vec<i32>, DataError> {
+    pub fn classes(&self, name: &str, slab: IndexBox, classes: usize, ignored: Option<i64>) -> Result<Vec<i32>, DataError> {
         let at = || At::dataset(&self.path, name, self.rank);
         let (data, read) = self.open_classes(name)?;
         self.inside(slab)?;
@@ -367,13 +367,13 @@ impl VolumeFile {
     }
 
     /// Start and count of `slab` in the stored order of axes.
-    fn selection(&self, slab: Hyperslab) -> [[usize; 4]; 2] {
+    fn selection(&self, slab: IndexBox) -> [[usize; 4]; 2] {
         let channels = self.shape().channels;
         let stored = |[d, h, w]: [usize; 3], c| if self.channels_first { [c, d, h, w] } else { [d, h, w, c] };
         [stored(slab.start, 0), stored(slab.extent, channels)]
     }
 
-    fn inside(&self, slab: Hyperslab) -> Result<(), DataError> {
+    fn inside(&self, slab: IndexBox) -> Result<(), DataError> {
         let volume = self.shape().extent;
         let inside = |axis: usize| slab.start[axis].checked_add(slab.extent[axis]).is_some_and(|end| end <= volume[axis]);
         if (0..3).all(inside) && !slab.extent.contains(&0) {
@@ -383,7 +383,7 @@ impl VolumeFile {
     }
 
     /// Reads `slab` in stored order and type, which the caller has checked to be `T`.
-    fn read_stored<T: Element>(&self, slab: Hyperslab, out: &mut Vec<T>) -> Result<(), DataError> {
+    fn read_stored<T: Element>(&self, slab: IndexBox, out: &mut Vec<T>) -> Result<(), DataError> {
         self.inside(slab)?;
         let [start, count] = self.selection(slab);
         // Growing fills with zeros; a buffer of the right size is left as it is.
@@ -392,7 +392,7 @@ impl VolumeFile {
     }
 
     /// Converts a block from stored order to channels first.
-    fn arrange<T: Copy, U: Copy + Default>(&self, slab: Hyperslab, stored: &[T], out: &mut Vec<U>, mut convert: impl FnMut(T) -> U) {
+    fn arrange<T: Copy, U: Copy + Default>(&self, slab: IndexBox, stored: &[T], out: &mut Vec<U>, mut convert: impl FnMut(T) -> U) {
         let (channels, voxels) = (self.shape().channels, slab.voxels());
         out.resize(stored.len(), U::default());
         if self.channels_first || channels == 1 {
@@ -409,7 +409,7 @@ impl VolumeFile {
     }
 
     /// The error for the first stored value that is `bad`.
-    fn first_bad<T: Copy + Into<f64>>(&self, slab: Hyperslab, stored: &[T], bad: impl Fn(T) -> bool) -> Result<(), DataError> {
+    fn first_bad<T: Copy + Into<f64>>(&self, slab: IndexBox, stored: &[T], bad: impl Fn(T) -> bool) -> Result<(), DataError> {
         let Some(index) = stored.iter().position(|value| bad(*value)) else { return Ok(()) };
         let [start, count] = self.selection(slab);
         let mut rest = index;
@@ -438,7 +438,7 @@ fn whole(value: f64) -> i64 {
 /// Reads the classes of a block.
 struct Classes<'a> {
     data: &'a hdf5::Dataset,
-    slab: Hyperslab,
+    slab: IndexBox,
     call_bytes: usize,
     classes: usize,
     ignored: Option<i64>,
@@ -452,7 +452,7 @@ type ReadClasses = fn(&Classes<'_>) -> ClassesRead;
 
 impl Classes<'_> {
     fn read<T: Number + Display>(&self, integer: impl Fn(T) -> i64) -> ClassesRead {
-        let Hyperslab { start: [d, h, w], extent: [nd, nh, nw] } = self.slab;
+        let IndexBox { start: [d, h, w], extent: [nd, nh, nw] } = self.slab;
         let mut stored = vec![T::default(); self.slab.voxels()];
         read_box(self.data, [0, d, h, w], [1, nd, nh, nw], self.call_bytes, &mut stored).map_err(|e| e.to_string())?;
         let good = |class: i64| (0..self.classes as i64).contains(&class) || self.ignored == Some(class);

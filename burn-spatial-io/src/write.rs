@@ -5,10 +5,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use burn_spatial::comm::{Alive, CommError, broadcast_of};
-use burn_spatial::mesh::{Mesh, MeshAxis};
+use burn_spatial::mesh::Mesh;
 use hdf5_metno as hdf5;
 
-use crate::block::BlockSpec;
+use crate::rank::GridRank;
 use crate::slab::{self, Number};
 
 /// Bytes written at once, about: between them the other ranks hear that this one is alive.
@@ -35,7 +35,7 @@ pub enum WriteError {
 }
 
 /// Writes a volume of `extent` voxels along depth, height and width, of which every rank holds `block`, its
-/// [`BlockSpec::slab`], row-major, as the dataset `dataset` of the new file `path`; one that is there is replaced.
+/// [`GridRank::block`], row-major, as the dataset `dataset` of the new file `path`; one that is there is replaced.
 /// Collective.
 ///
 /// Rank 0 makes the file with one contiguous dataset; then the ranks open it one after another, each writes its block
@@ -50,11 +50,10 @@ pub enum WriteError {
 /// # Panics
 /// When `block` has another number of voxels than this rank's part.
 pub fn write_volume<T: Number>(path: &Path, dataset: &str, extent: [usize; 3], block: &[T], mesh: &Mesh) -> Result<(), WriteError> {
-    let spec = BlockSpec::of(mesh);
-    let own = spec.slab(extent);
+    let rank = GridRank::of(mesh);
+    let own = rank.block(extent);
     assert_eq!(block.len(), own.voxels(), "the block of rank {} in a volume of {extent:?} is {:?}", mesh.rank(), own.extent);
-    let splits = spec.splits(extent);
-    let first = mesh.coord(MeshAxis::Data) == 0 && (0..3).all(|axis| splits[axis] || spec.coords[axis] == 0);
+    let first = rank.is_first_with(extent);
     let partial = beside(path);
     let turn = |rank: usize, work: &dyn Fn(&mut Alive<'_>) -> Result<(), String>| {
         let cause = broadcast_of(&**mesh.world(), rank, |alive| work(alive).err().unwrap_or_default().into_bytes())?;

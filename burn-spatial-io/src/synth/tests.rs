@@ -147,7 +147,7 @@ fn files_have_the_public_layout() {
     assert_eq!(file.floats("physPar").unwrap().unwrap(), made.physical);
     assert_eq!(file.floats("redshifts").unwrap().unwrap(), [0.0, 0.5, 1.5, 3.0]);
     assert_eq!(file.names("namePar").unwrap().unwrap(), ["Omega_m", "sigma_8", "N_spec", "H_0"]);
-    let raw = file.read_raw::<i16>(crate::Hyperslab { start: [0; 3], extent: [8; 3] }).unwrap();
+    let raw = file.read_raw::<i16>(crate::IndexBox { start: [0; 3], extent: [8; 3] }).unwrap();
     assert!((0..4).all(|c| (0..512).all(|v| raw[c * 512 + v] == made.counts[v * 4 + c])));
     let open = hdf5::File::open(&paths[1]).unwrap();
     assert_eq!(open.attr("dataset_tag").unwrap().read_scalar::<FixedAscii<8>>().unwrap().as_str(), "4parE");

@@ -1,7 +1,7 @@
 //! Views of a box that leave its parameters the same, exact on any grid: a rank reads the voxels that its block of
 //! the transformed box consists of.
 
-use burn_spatial_io::Hyperslab;
+use burn_spatial_io::IndexBox;
 
 /// What is done to boxes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -36,7 +36,7 @@ pub struct Part {
     /// Offset in the block.
     pub at: [usize; 3],
     /// What to read, along the axes of the file.
-    pub slab: Hyperslab,
+    pub slab: IndexBox,
 }
 
 impl View {
@@ -60,8 +60,8 @@ impl View {
     }
 
     /// What to read for the block `block` of the view of a cube of `extent` voxels along each edge.
-    pub fn parts(&self, block: Hyperslab, extent: usize) -> Vec<Part> {
-        let mut parts = vec![Part { at: [0; 3], slab: Hyperslab { start: [0; 3], extent: [0; 3] } }];
+    pub fn parts(&self, block: IndexBox, extent: usize) -> Vec<Part> {
+        let mut parts = vec![Part { at: [0; 3], slab: IndexBox { start: [0; 3], extent: [0; 3] } }];
         for axis in 0..3 {
             let pieces = self.pieces(axis, block.start[axis], block.extent[axis], extent);
             parts = parts
@@ -133,12 +133,13 @@ fn mix(value: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn_spatial_io::BlockSpec;
+    use burn_spatial::Grid;
+    use burn_spatial_io::GridRank;
 
     const EXTENT: usize = 5;
 
     /// Channel 0 holds the flat index, channel 1 its negative.
-    fn stored(slab: Hyperslab) -> Vec<f32> {
+    fn stored(slab: IndexBox) -> Vec<f32> {
         let mut read = Vec::new();
         for sign in [1.0, -1.0] {
             for d in 0..slab.extent[0] {
@@ -153,7 +154,7 @@ mod tests {
         read
     }
 
-    fn block(view: View, slab: Hyperslab) -> Vec<f32> {
+    fn block(view: View, slab: IndexBox) -> Vec<f32> {
         let mut block = vec![f32::NAN; 2 * slab.voxels()];
         for part in view.parts(slab, EXTENT) {
             view.put(&part, &stored(part.slab), &mut block, slab.extent);
@@ -165,7 +166,7 @@ mod tests {
     fn blocks_are_parts_of_one_view() {
         for id in 0..40 {
             let view = View::draw(Symmetry::Periodic, 3, 1, id, EXTENT);
-            let whole = block(view, Hyperslab { start: [0; 3], extent: [EXTENT; 3] });
+            let whole = block(view, IndexBox { start: [0; 3], extent: [EXTENT; 3] });
             for (i, value) in whole[..125].iter().enumerate() {
                 let place = [i / 25, i / 5 % 5, i % 5];
                 let mut from = [0; 3];
@@ -175,8 +176,10 @@ mod tests {
                 }
                 assert_eq!(*value, ((from[0] * 5 + from[1]) * 5 + from[2]) as f32, "{view:?}");
             }
+            let grid = Grid([1, 2, 2, 2]);
+            let rank = |[d, h, w]: [usize; 3]| GridRank { grid, rank: grid.rank([0, d, h, w]) };
             for coords in [[0, 0, 0], [1, 0, 1], [1, 1, 0], [0, 1, 1]] {
-                let slab = BlockSpec { ranks: [2, 2, 2], coords }.slab([EXTENT; 3]);
+                let slab = rank(coords).block([EXTENT; 3]);
                 let part = block(view, slab);
                 let [n0, n1, n2] = slab.extent;
                 for (i, value) in part.iter().enumerate() {

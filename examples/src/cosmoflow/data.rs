@@ -7,14 +7,14 @@ use std::sync::Arc;
 use burn_spatial::comm::Alive;
 use burn_spatial::place::SpatialBackend;
 use burn_spatial_io::{
-    BlockSpec, ChannelAxis, CosmoFlowBatch, DataError, DataGroup, Hyperslab, Loader, LoaderOptions, Sample, SampleSource, Scratch,
-    Transform, VolumeBatcher, VolumeFile, list_files, split_files,
+    ChannelAxis, CosmoFlowBatch, DataError, GridRank, Loader, LoaderOptions, PlaceOnMesh, Sample, SampleSource, Scratch, Transform,
+    VolumeBatcher, VolumeFile, list_files, split_files,
 };
 use serde::{Deserialize, Serialize};
 
 use super::augment::{Symmetry, View};
 use crate::common::cli::TestArgs;
-use crate::common::data::{OnGrid, Scaling, differs};
+use crate::common::data::{Scaling, differs};
 use crate::common::ranks::{Rank, long_on_first};
 use crate::common::{Error, exact};
 
@@ -172,12 +172,11 @@ impl Universes {
             universes: Arc::new(self.clone()),
             columns: targets.columns.clone(),
             scaling: scaling.clone(),
-            block: BlockSpec::of(&rank.mesh),
-            rank: rank.mesh.rank(),
+            rank: GridRank::of(&rank.mesh),
             view,
         };
-        let batcher = VolumeBatcher::new(&rank.mesh, OnGrid(rank.mesh.grid()));
-        Loader::new(source, batcher, options, DataGroup::of(&rank.mesh), rank.device.clone())
+        let batcher = VolumeBatcher::new(&rank.mesh, PlaceOnMesh);
+        Loader::new(source, batcher, options, GridRank::of(&rank.mesh), rank.device.clone())
     }
 }
 
@@ -186,8 +185,7 @@ struct Blocks {
     universes: Arc<Universes>,
     columns: Vec<usize>,
     scaling: Scaling,
-    block: BlockSpec,
-    rank: usize,
+    rank: GridRank,
     /// The symmetry, the seed and the epoch.
     view: Option<(Symmetry, u64, u64)>,
 }
@@ -195,9 +193,9 @@ struct Blocks {
 impl SampleSource for Blocks {
     fn try_get(&self, index: usize) -> Result<Sample, DataError> {
         let Universes { files, channels, width, labels, .. } = &*self.universes;
-        let path = files.get(index).ok_or(DataError::Index { rank: self.rank, index, len: files.len() })?;
-        let file = VolumeFile::open(path, VOLUME, ChannelAxis::Auto, self.rank)?;
-        let slab: Hyperslab = self.block.slab([*width; 3]);
+        let path = files.get(index).ok_or(DataError::Index { rank: self.rank.rank, index, len: files.len() })?;
+        let file = VolumeFile::open(path, VOLUME, ChannelAxis::Auto, self.rank.rank)?;
+        let slab = self.rank.block([*width; 3]);
         let view = self.view.map_or(View::STORED, |(symmetry, seed, epoch)| View::draw(symmetry, seed, epoch, index, *width));
         let mut block = vec![0.0; channels * slab.voxels()];
         let (mut scratch, mut read) = (Scratch::default(), Vec::new());
