@@ -148,7 +148,7 @@ impl<B: Backend, O: Send + 'static> DataLoader<B, O> for Loader<B, O> {
     /// The next epoch, counted from 0.
     ///
     /// # Panics
-    /// The iterator panics with the message of a [`DataError`]: Burn's trait has no place for errors.
+    /// The iterator panics with the message of a [`DataError`]: Burn's trait returns no errors.
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<O> + 'a> {
         let epoch = self.epoch(self.next_epoch.fetch_add(1, Ordering::Relaxed));
         Box::new(Unwrapped(epoch))
@@ -163,8 +163,8 @@ impl<B: Backend, O: Send + 'static> DataLoader<B, O> for Loader<B, O> {
     }
 
     fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<B, O>> {
-        let place = |i: usize| self.range.start + i.min(self.range.len());
-        let range = place(start)..place(end).max(place(start));
+        let sample = |i: usize| self.range.start + i.min(self.range.len());
+        let range = sample(start)..sample(end).max(sample(start));
         Arc::new(self.with(self.device.clone(), range))
     }
 }

@@ -78,7 +78,7 @@ pub enum IdsError {
         /// Its samples.
         other_ids: Vec<usize>,
     },
-    /// Ranks could not talk.
+    /// The communication failed.
     #[error(transparent)]
     Comm(#[from] CommError),
 }

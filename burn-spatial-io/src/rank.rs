@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn_spatial::Layout;
 use burn_spatial::mesh::{Grid, Mesh, MeshAxis};
 
-use crate::volume::IndexBox;
+use crate::format::IndexBox;
 
 /// A rank of a process grid: which block of a volume and which samples of a batch it reads. The rule is
 /// [`Layout::volume`], the layout that [`burn_spatial::place::split`] gives an input.

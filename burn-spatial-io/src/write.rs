@@ -8,8 +8,9 @@ use burn_spatial::comm::{Alive, CommError, broadcast_of};
 use burn_spatial::mesh::Mesh;
 use hdf5_metno as hdf5;
 
+use crate::format;
 use crate::rank::GridRank;
-use crate::slab::{self, Number};
+use crate::transform::Number;
 
 /// Bytes written at once, about: between them the other ranks hear that this one is alive.
 const PART: usize = 64 << 20;
@@ -29,7 +30,7 @@ pub enum WriteError {
         /// The system's or HDF5's words.
         cause: String,
     },
-    /// Ranks could not talk.
+    /// The communication failed.
     #[error(transparent)]
     Comm(#[from] CommError),
 }
@@ -137,9 +138,9 @@ pub(crate) fn fill<T>(file: hdf5::File, write: impl FnOnce(&hdf5::File) -> hdf5:
     file.close()
 }
 
-fn create<T: Number>(path: &Path, dataset: &str, [d, h, w]: [usize; 3]) -> hdf5::Result<()> {
+fn create<T: Number>(path: &Path, dataset: &str, extent: [usize; 3]) -> hdf5::Result<()> {
     let file = hdf5::File::create(path)?;
-    fill(file, |file| file.new_dataset::<T>().shape((d, h, w)).create(dataset))
+    fill(file, |file| format::create::<T>(file, dataset, extent))
 }
 
 /// Writes a block in parts of some planes, with a sign of life after each.
@@ -157,7 +158,7 @@ fn put<T: Number>(
     let written = fill(file, |file| {
         let data = file.dataset(dataset)?;
         for (i, part) in block.chunks((planes * h * w).max(1)).enumerate() {
-            slab::write(&data, &[first + i * planes, row, column], &[part.len() / (h * w), h, w], part)?;
+            format::write(&data, &[first + i * planes, row, column], &[part.len() / (h * w), h, w], part)?;
             ended = alive.beat();
             if ended.is_err() {
                 break;

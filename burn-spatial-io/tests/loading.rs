@@ -15,7 +15,7 @@ use burn_spatial::comm::threads;
 use burn_spatial::layout::{Axis, Layout};
 use burn_spatial::mesh::{Grid, Mesh, MeshAxis};
 use burn_spatial_io::{
-    CosmoFlowBatch, CosmoFlowDataset, DataError, DatasetOptions, GridRank, IdsError, Loader, LoaderOptions, Place, Sample, SampleSource,
+    CosmoFlowBatch, CosmoFlowDataset, CosmoFlowOptions, DataError, GridRank, IdsError, Loader, LoaderOptions, Place, Sample, SampleSource,
     SegmentationBatch, SegmentationDataset, SegmentationOptions, VolumeBatcher, check_ids,
 };
 
@@ -251,7 +251,7 @@ fn every_rank_places_its_block() {
     let folder = tempfile::tempdir().unwrap();
     let files = common::set(folder.path(), 4, 5);
     let placed = on_ranks([2, 2, 1, 1], |mesh| {
-        let dataset = CosmoFlowDataset::new(files.clone(), GridRank::of(&mesh), DatasetOptions::default()).unwrap();
+        let dataset = CosmoFlowDataset::new(files.clone(), GridRank::of(&mesh), CosmoFlowOptions::default()).unwrap();
         let recorder = Recorder::default();
         let batcher = VolumeBatcher::new(&mesh, recorder.clone());
         let loader =

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use burn_spatial::mesh::Grid;
-use burn_spatial_io::{ChannelAxis, CosmoFlowDataset, DatasetOptions, GridRank, IndexBox, VolumeFile};
+use burn_spatial_io::{ChannelAxis, CosmoFlowDataset, CosmoFlowOptions, GridRank, IndexBox, VolumeReader, open_file};
 use hdf5_metno as hdf5;
 
 /// A file with the volume `full` of `shape` and, unless empty, the labels `unitPar`.
@@ -34,12 +34,12 @@ pub fn set(folder: &Path, count: usize, n: usize) -> Vec<PathBuf> {
         .collect()
 }
 
-pub fn open(path: &Path) -> VolumeFile {
-    VolumeFile::open(path, "full", ChannelAxis::Auto, 3).unwrap()
+pub fn open(path: &Path) -> Box<dyn VolumeReader> {
+    open_file(path, 3).and_then(|file| file.volume("full", ChannelAxis::Auto)).unwrap()
 }
 
-pub fn whole(file: &VolumeFile) -> IndexBox {
-    IndexBox { start: [0; 3], extent: file.shape().extent }
+pub fn whole(file: &dyn VolumeReader) -> IndexBox {
+    file.shape().whole()
 }
 
 /// Rank 3 of ranks that read whole volumes.
@@ -52,7 +52,7 @@ pub fn rank([d, h, w]: [usize; 3], [i, j, k]: [usize; 3]) -> GridRank {
 }
 
 pub fn dataset(files: Vec<PathBuf>) -> CosmoFlowDataset {
-    CosmoFlowDataset::new(files, WHOLE, DatasetOptions::default()).unwrap()
+    CosmoFlowDataset::new(files, WHOLE, CosmoFlowOptions::default()).unwrap()
 }
 
 /// A file with `volume`, every voxel its place, and `segmentation` of `shape`.

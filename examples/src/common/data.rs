@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::DType;
 use burn_spatial::comm::ReduceOp;
-use burn_spatial_io::{DataError, GridRank, Scratch, Transform, VolumeFile, VolumeShape};
+use burn_spatial_io::{DataError, GridRank, Transform, VolumeReader, VolumeShape};
 use serde::{Deserialize, Serialize};
 
 use super::Error;
@@ -32,11 +32,11 @@ impl Scaling {
         rank: &Rank,
         files: &[PathBuf],
         transform: Transform,
-        open: impl Fn(&Path) -> Result<VolumeFile, DataError>,
+        open: impl Fn(&Path) -> Result<Box<dyn VolumeReader>, DataError>,
     ) -> Result<Scaling, Error> {
         // Count, then sum and sum of squares of each channel.
         let mut sums = Vec::new();
-        let (mut scratch, mut read) = (Scratch::default(), Vec::new());
+        let (mut scratch, mut read) = (Vec::new(), Vec::new());
         for path in files.iter().take(MEASURED) {
             let file = open(path)?;
             let shape = file.shape();

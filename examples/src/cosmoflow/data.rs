@@ -7,8 +7,8 @@ use std::sync::Arc;
 use burn_spatial::comm::Alive;
 use burn_spatial::place::SpatialBackend;
 use burn_spatial_io::{
-    ChannelAxis, CosmoFlowBatch, DataError, GridRank, Loader, LoaderOptions, PlaceOnMesh, Sample, SampleSource, Scratch, Transform,
-    VolumeBatcher, VolumeFile, list_files, split_files,
+    ChannelAxis, CosmoFlowBatch, DataError, GridRank, Loader, LoaderOptions, PlaceOnMesh, Sample, SampleSource, Transform, VolumeBatcher,
+    list_files, open_file, split_files,
 };
 use serde::{Deserialize, Serialize};
 
@@ -68,8 +68,8 @@ impl Universes {
         let mut shape = None;
         let (mut names, mut labels) = (Vec::new(), Vec::new());
         for path in &files {
-            let file = VolumeFile::open(path, VOLUME, ChannelAxis::Auto, 0)?;
-            let own = file.shape();
+            let file = open_file(path, 0)?;
+            let own = file.volume(VOLUME, ChannelAxis::Auto)?.shape();
             let [d, h, w] = own.extent;
             if d != h || h != w {
                 return Err(Error::Usage(format!("{}: CosmoFlow reads cubes, not {d} x {h} x {w} voxels", path.display())));
@@ -155,7 +155,7 @@ impl Universes {
     /// # Errors
     /// [`Error::Data`] when a universe cannot be read.
     pub fn scaling(&self, rank: &Rank) -> Result<Scaling, Error> {
-        let open = |path: &Path| VolumeFile::open(path, VOLUME, ChannelAxis::Auto, rank.mesh.rank());
+        let open = |path: &Path| open_file(path, rank.mesh.rank())?.volume(VOLUME, ChannelAxis::Auto);
         Scaling::measure(rank, &self.files, Transform::Log1p, open)
     }
 
@@ -194,11 +194,11 @@ impl SampleSource for Blocks {
     fn try_get(&self, index: usize) -> Result<Sample, DataError> {
         let Universes { files, channels, width, labels, .. } = &*self.universes;
         let path = files.get(index).ok_or(DataError::Index { rank: self.rank.rank, index, len: files.len() })?;
-        let file = VolumeFile::open(path, VOLUME, ChannelAxis::Auto, self.rank.rank)?;
+        let file = open_file(path, self.rank.rank)?.volume(VOLUME, ChannelAxis::Auto)?;
         let slab = self.rank.block([*width; 3]);
         let view = self.view.map_or(View::STORED, |(symmetry, seed, epoch)| View::draw(symmetry, seed, epoch, index, *width));
         let mut block = vec![0.0; channels * slab.voxels()];
-        let (mut scratch, mut read) = (Scratch::default(), Vec::new());
+        let (mut scratch, mut read) = (Vec::new(), Vec::new());
         for part in view.parts(slab, *width) {
             file.read(part.slab, Transform::Log1p, &mut scratch, &mut read)?;
             view.put(&part, &read, &mut block, slab.extent);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use burn_spatial::comm::Alive;
 use burn_spatial::place::SpatialBackend;
 use burn_spatial_io::{
-    DataError, GridRank, Loader, LoaderOptions, PlaceOnMesh, Sample, SampleSource, SegmentationBatch, SegmentationDataset,
+    DataError, GridRank, Loader, LoaderOptions, PlaceOnMesh, Sample, SampleOptions, SampleSource, SegmentationBatch, SegmentationDataset,
     SegmentationOptions, Transform, VolumeBatcher, list_files, split_files,
 };
 use serde::{Deserialize, Serialize};
@@ -93,7 +93,7 @@ impl Volumes {
     /// # Errors
     /// [`Error::Data`] when a volume cannot be read.
     pub fn scaling(&self, rank: &Rank) -> Result<Scaling, Error> {
-        Scaling::measure(rank, &self.files, Transform::Identity, |path| self.options.open(path, rank.mesh.rank()))
+        Scaling::measure(rank, &self.files, Transform::Identity, |path| self.options.volume(&*self.options.open(path, rank.mesh.rank())?))
     }
 
     /// The batches of this rank. Collective.

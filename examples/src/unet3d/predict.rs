@@ -3,7 +3,7 @@
 use burn::module::AutodiffModule;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_spatial::{Layout, place};
-use burn_spatial_io::{ChannelAxis, GridRank, Scratch, Transform, VolumeFile, write_volume};
+use burn_spatial_io::{ChannelAxis, GridRank, Transform, open_file, write_volume};
 
 use super::cli::PredictArgs;
 use super::evaluate::fits;
@@ -22,7 +22,7 @@ pub const FILE_NAME: &str = "prediction.hdf5";
 /// When data or checkpoint cannot be read or do not fit each other, or the results cannot be written.
 pub fn run(rank: Rank, args: &PredictArgs) -> Result<(), Error> {
     let (state, model, _) = checkpoint::load::<Segmentation>(&rank, &args.checkpoint)?;
-    let file = VolumeFile::open(&args.input, &args.volume, ChannelAxis::Optional, rank.mesh.rank());
+    let file = open_file(&args.input, rank.mesh.rank()).and_then(|file| file.volume(&args.volume, ChannelAxis::Optional));
     let file = on_all(rank.world(), file.map_err(Error::from))?;
     let shape = file.shape();
     fits(&rank, state.setup.inputs, shape.channels, &args.input)?;
@@ -30,7 +30,7 @@ pub fn run(rank: Rank, args: &PredictArgs) -> Result<(), Error> {
 
     let slab = GridRank::of(&rank.mesh).block(shape.extent);
     let mut voxels = Vec::new();
-    file.read(slab, Transform::Identity, &mut Scratch::default(), &mut voxels)?;
+    file.read(slab, Transform::Identity, &mut Vec::new(), &mut voxels)?;
     state.scaling.apply(&mut voxels);
     let ([d, h, w], [nd, nh, nw]) = (shape.extent, slab.extent);
     let layout = |channels| Layout::volume(&[1, channels, d, h, w], rank.mesh.grid());
