@@ -52,9 +52,9 @@ fn blocks_of_volume_and_classes_belong_together() {
     for coords in [[0, 0, 0], [0, 1, 1], [1, 0, 1], [1, 1, 0]] {
         let rank = common::rank([2, 2, 2], coords);
         let sample = read(&path, rank, &SegmentationOptions::default()).unwrap();
-        let slab = rank.block(SHAPE);
-        assert_eq!((sample.shape[1..].to_vec(), sample.volume), (slab.extent.to_vec(), [1, 3, 4, 5]));
-        assert_eq!((sample.block.len(), sample.classes.len()), (slab.voxels(), slab.voxels()));
+        let bounds = rank.block(SHAPE);
+        assert_eq!((sample.shape[1..].to_vec(), sample.volume), (bounds.extent.to_vec(), [1, 3, 4, 5]));
+        assert_eq!((sample.block.len(), sample.classes.len()), (bounds.voxels(), bounds.voxels()));
         for (value, class) in sample.block.iter().zip(&sample.classes) {
             assert_eq!(*class, i32::from(classes[*value as usize]));
         }
@@ -169,9 +169,9 @@ fn ranks_write_one_file() {
         let path = folder.path().join(format!("{grid:?}.h5"));
         for _twice in 0..2 {
             let results = on_ranks(grid, |mesh| {
-                let slab = GridRank::of(&mesh).block(extent);
-                let [d, h, w] = slab.extent;
-                let place = |i: usize| [i / (h * w), i / w % h, i % w].iter().zip(slab.start).map(|(a, b)| a + b).collect::<Vec<_>>();
+                let bounds = GridRank::of(&mesh).block(extent);
+                let [d, h, w] = bounds.extent;
+                let place = |i: usize| [i / (h * w), i / w % h, i % w].iter().zip(bounds.start).map(|(a, b)| a + b).collect::<Vec<_>>();
                 let block: Vec<u8> = (0..d * h * w).map(place).map(|p| ((p[0] * 3 + p[1]) * 6 + p[2]) as u8).collect();
                 write_volume(&path, "segmentation", extent, &block, &mesh)
             });

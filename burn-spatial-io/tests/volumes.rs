@@ -11,9 +11,9 @@ use burn_spatial_io::{
 use common::{counter, dataset, open, set, whole, write};
 use hdf5_metno as hdf5;
 
-fn read(file: &dyn VolumeReader, slab: IndexBox, transform: Transform) -> Result<Vec<f32>, DataError> {
+fn read(file: &dyn VolumeReader, bounds: IndexBox, transform: Transform) -> Result<Vec<f32>, DataError> {
     let mut out = Vec::new();
-    file.read(slab, transform, &mut Vec::new(), &mut out)?;
+    file.read(bounds, transform, &mut Vec::new(), &mut out)?;
     Ok(out)
 }
 
@@ -87,13 +87,13 @@ fn every_plane_is_read_when_ranks_do_not_divide() {
     let values: Vec<i16> = (0..10 * 2 * 2 * 4).map(|i| i / 16).collect();
     write(&path, [10, 2, 2, 4], &values, &[0.0f32]);
     let file = open(&path);
-    let slabs: Vec<Vec<i16>> = (0..4)
+    let blocks: Vec<Vec<i16>> = (0..4)
         .map(|coord| common::rank([4, 1, 1], [coord, 0, 0]).block(file.shape().extent))
-        .map(|slab| file.read_raw(slab).unwrap())
+        .map(|bounds| file.read_raw(bounds).unwrap())
         .collect();
-    assert_eq!(slabs.iter().map(|slab| slab.len() / 16).collect::<Vec<_>>(), [3, 3, 2, 2]);
+    assert_eq!(blocks.iter().map(|bounds| bounds.len() / 16).collect::<Vec<_>>(), [3, 3, 2, 2]);
     // The column of channel 0 at height 0, width 0.
-    let column = slabs.iter().flat_map(|slab| slab[..slab.len() / 4].iter().step_by(4));
+    let column = blocks.iter().flat_map(|bounds| bounds[..bounds.len() / 4].iter().step_by(4));
     assert_eq!(column.map(|v| i32::from(*v)).sum::<i32>(), 45);
 }
 
@@ -105,11 +105,11 @@ fn blocks_tile_the_volume() {
     let file = open(&path);
     let all: Vec<i16> = file.read_raw(whole(&*file)).unwrap();
     for coords in (0..12).map(|i| [i / 6, i / 2 % 3, i % 2]) {
-        let slab = common::rank([2, 3, 2], coords).block([5, 7, 6]);
-        let [d, h, w] = slab.extent;
-        let block: Vec<i16> = file.read_raw(slab).unwrap();
+        let bounds = common::rank([2, 3, 2], coords).block([5, 7, 6]);
+        let [d, h, w] = bounds.extent;
+        let block: Vec<i16> = file.read_raw(bounds).unwrap();
         for (i, value) in block.iter().enumerate() {
-            let place = [i / (d * h * w), slab.start[0] + i / (h * w) % d, slab.start[1] + i / w % h, slab.start[2] + i % w];
+            let place = [i / (d * h * w), bounds.start[0] + i / (h * w) % d, bounds.start[1] + i / w % h, bounds.start[2] + i % w];
             assert_eq!(*value, all[((place[0] * 5 + place[1]) * 7 + place[2]) * 6 + place[3]]);
         }
     }
@@ -120,13 +120,13 @@ fn reused_buffers_read_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("counter.hdf5");
     counter(&path, [6, 5, 7, 4]);
-    let slab = IndexBox { start: [1, 0, 2], extent: [4, 5, 3] };
+    let bounds = IndexBox { start: [1, 0, 2], extent: [4, 5, 3] };
     let (mut scratch, mut out) = (Vec::new(), Vec::new());
     let file = open(&path);
-    for slab in [whole(&*file), slab, whole(&*file)] {
-        file.read(slab, Transform::Identity, &mut scratch, &mut out).unwrap();
-        assert!(out.iter().zip(file.read_raw::<i16>(slab).unwrap()).all(|(a, b)| *a == f32::from(b)));
-        assert_eq!(out.len(), 4 * slab.voxels());
+    for bounds in [whole(&*file), bounds, whole(&*file)] {
+        file.read(bounds, Transform::Identity, &mut scratch, &mut out).unwrap();
+        assert!(out.iter().zip(file.read_raw::<i16>(bounds).unwrap()).all(|(a, b)| *a == f32::from(b)));
+        assert_eq!(out.len(), 4 * bounds.voxels());
     }
 }
 
@@ -143,9 +143,9 @@ fn threads_read_one_file() {
             scope.spawn(move || {
                 for i in 0..50 {
                     let start = [i % 8, (i + thread) % 8, (3 * i) % 8];
-                    let slab = IndexBox { start, extent: [1, 1, 1] };
+                    let bounds = IndexBox { start, extent: [1, 1, 1] };
                     let own = (i % 2 == 0).then(|| open(path));
-                    let voxel: Vec<i16> = own.as_ref().unwrap_or(shared).read_raw(slab).unwrap();
+                    let voxel: Vec<i16> = own.as_ref().unwrap_or(shared).read_raw(bounds).unwrap();
                     let expected = (0..4).map(|c| all[((c * 8 + start[0]) * 8 + start[1]) * 8 + start[2]]);
                     assert_eq!(voxel, expected.collect::<Vec<_>>());
                 }

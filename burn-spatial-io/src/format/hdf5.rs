@@ -36,8 +36,8 @@ impl Hdf5File {
             Ok(meta) if !meta.is_file() => return Err(unreadable("it is not a file".into())),
             Ok(_) => {}
         }
-        let options = hdf5::File::with_options().with_fapl(|access| access.chunk_cache(1009, CHUNK_CACHE_BYTES, 0.75)).open(path);
-        let file = options.map_err(|e| match e.to_string() {
+        let opened = hdf5::File::with_options().with_fapl(|access| access.chunk_cache(1009, CHUNK_CACHE_BYTES, 0.75)).open(path);
+        let file = opened.map_err(|e| match e.to_string() {
             text if text.contains("lock file") => unreadable(format!(
                 "another program writes it, or the file system has no locks (then set HDF5_USE_FILE_LOCKING=FALSE): {text}"
             )),

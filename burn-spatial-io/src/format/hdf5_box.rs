@@ -72,5 +72,5 @@ pub(crate) fn write<T: Number>(dataset: &hdf5::Dataset, start: &[usize], count: 
 
 /// Makes the contiguous dataset `name` of `extent` numbers.
 pub(crate) fn create<T: Number>(file: &hdf5::File, name: &str, [d, h, w]: [usize; 3]) -> hdf5::Result<hdf5::Dataset> {
-    file.new_dataset_builder().empty_as(&descriptor(T::DTYPE)).shape((d, h, w)).create(name)
+    file.new_dataset_builder().empty_as(descriptor(T::DTYPE)).shape((d, h, w)).create(name)
 }

@@ -437,7 +437,7 @@ mod tests {
         // Fewer planes than ranks, and one sample for two groups: every rank has all of them.
         assert_eq!(owned(&[1, 3, 2, 5, 3], [1, 3, 1, 0]), [0..1, 0..3, 0..2, 3..5, 0..3]);
         assert_eq!(owned(&[5, 1, 10, 2, 1], [0, 2, 1, 0]), [0..3, 0..1, 6..8, 1..2, 0..1]);
-        assert_eq!(owned(&[3], [1, 0, 0, 0]), [2..3]);
+        assert_eq!(Layout::volume(&[3], grid).owned(0, [1, 0, 0, 0]), Some(2..3));
         let depth = Axis::split(MeshAxis::Depth, vec![0, 1, 2, 3, 6]);
         let runs = Layout::new(vec![vec![depth.clone(), Axis::full(5)], vec![Axis::full(2)]]);
         assert_eq!(runs.owned(0, [0, 3, 0, 0]), Some(15..30));

@@ -40,11 +40,11 @@ impl Scaling {
         for path in files.iter().take(MEASURED) {
             let file = open(path)?;
             let shape = file.shape();
-            let slab = GridRank::of(&rank.mesh).block(shape.extent);
-            file.read(slab, transform, &mut scratch, &mut read)?;
+            let bounds = GridRank::of(&rank.mesh).block(shape.extent);
+            file.read(bounds, transform, &mut scratch, &mut read)?;
             sums.resize(1 + 2 * shape.channels, 0.0f64);
-            sums[0] += slab.voxels() as f64;
-            for (channel, voxels) in read.chunks(slab.voxels()).enumerate() {
+            sums[0] += bounds.voxels() as f64;
+            for (channel, voxels) in read.chunks(bounds.voxels()).enumerate() {
                 sums[1 + 2 * channel] += voxels.iter().map(|v| f64::from(*v)).sum::<f64>();
                 sums[2 + 2 * channel] += voxels.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
             }

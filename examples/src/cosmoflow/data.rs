@@ -195,16 +195,16 @@ impl SampleSource for Blocks {
         let Universes { files, channels, width, labels, .. } = &*self.universes;
         let path = files.get(index).ok_or(DataError::Index { rank: self.rank.rank, index, len: files.len() })?;
         let file = open_file(path, self.rank.rank)?.volume(VOLUME, ChannelAxis::Auto)?;
-        let slab = self.rank.block([*width; 3]);
+        let bounds = self.rank.block([*width; 3]);
         let view = self.view.map_or(View::STORED, |(symmetry, seed, epoch)| View::draw(symmetry, seed, epoch, index, *width));
-        let mut block = vec![0.0; channels * slab.voxels()];
+        let mut block = vec![0.0; channels * bounds.voxels()];
         let (mut scratch, mut read) = (Vec::new(), Vec::new());
-        for part in view.parts(slab, *width) {
-            file.read(part.slab, Transform::Log1p, &mut scratch, &mut read)?;
-            view.put(&part, &read, &mut block, slab.extent);
+        for part in view.parts(bounds, *width) {
+            file.read(part.bounds, Transform::Log1p, &mut scratch, &mut read)?;
+            view.put(&part, &read, &mut block, bounds.extent);
         }
         self.scaling.apply(&mut block);
-        let [d, h, w] = slab.extent;
+        let [d, h, w] = bounds.extent;
         Ok(Sample {
             id: index,
             block,

@@ -28,11 +28,11 @@ pub fn run(rank: Rank, args: &PredictArgs) -> Result<(), Error> {
     fits(&rank, state.setup.inputs, shape.channels, &args.input)?;
     make_folder(&rank, &args.out)?;
 
-    let slab = GridRank::of(&rank.mesh).block(shape.extent);
+    let bounds = GridRank::of(&rank.mesh).block(shape.extent);
     let mut voxels = Vec::new();
-    file.read(slab, Transform::Identity, &mut Vec::new(), &mut voxels)?;
+    file.read(bounds, Transform::Identity, &mut Vec::new(), &mut voxels)?;
     state.scaling.apply(&mut voxels);
-    let ([d, h, w], [nd, nh, nw]) = (shape.extent, slab.extent);
+    let ([d, h, w], [nd, nh, nw]) = (shape.extent, bounds.extent);
     let layout = |channels| Layout::volume(&[1, channels, d, h, w], rank.mesh.grid());
     let voxels = TensorData::new(voxels, [1, shape.channels, nd, nh, nw]);
     let image: Tensor<Inner, 5> = place::from_local(voxels, layout(shape.channels), &rank.device);
