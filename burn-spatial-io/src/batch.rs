@@ -3,63 +3,57 @@
 use burn::data::dataloader::batcher::Batcher;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorData};
-use burn_spatial::mesh::{Mesh, MeshAxis};
+use burn_spatial::Layout;
+use burn_spatial::mesh::Mesh;
+use burn_spatial::place::{self, SpatialBackend};
 
-use crate::block::BlockSpec;
 use crate::dataset::Sample;
-use crate::plan::DataGroup;
+use crate::rank::GridRank;
 
-/// Makes a global tensor of the part that this rank holds, without communication.
+/// Makes a global tensor of this rank's block, without communication.
 pub trait Place<B: Backend>: Send + Sync {
-    /// A tensor of shape `global`, of which this rank holds `local`. Dimension i is split near-equally (the first
-    /// `global[i] % ranks` ranks have one more) over the mesh axis `split[i]`, or not split where that is `None`.
-    fn place<const D: usize>(
-        &self,
-        local: TensorData,
-        global: [usize; D],
-        split: [Option<MeshAxis>; D],
-        device: &B::Device,
-    ) -> Tensor<B, D>;
+    /// The tensor of which this rank holds `block` under `layout`.
+    fn place<const D: usize>(&self, block: TensorData, layout: Layout, device: &B::Device) -> Tensor<B, D>;
 
     /// [`Place::place`] for integers.
-    fn place_int<const D: usize>(
-        &self,
-        local: TensorData,
-        global: [usize; D],
-        split: [Option<MeshAxis>; D],
-        device: &B::Device,
-    ) -> Tensor<B, D, Int>;
+    fn place_int<const D: usize>(&self, block: TensorData, layout: Layout, device: &B::Device) -> Tensor<B, D, Int>;
 }
 
-/// [`Place`] for one rank: the part is the whole.
+/// [`Place`] for one rank on any backend: its block is the whole tensor.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PlaceWhole;
 
+/// `block`, which has to be all of `layout`.
+fn whole(block: TensorData, layout: &Layout) -> TensorData {
+    assert_eq!(block.shape, layout.shape(), "PlaceWhole cannot place a part of {layout}");
+    block
+}
+
 impl<B: Backend> Place<B> for PlaceWhole {
     /// # Panics
-    /// When something is split: this rank's part is not a tensor of the global shape.
-    fn place<const D: usize>(
-        &self,
-        local: TensorData,
-        global: [usize; D],
-        split: [Option<MeshAxis>; D],
-        device: &B::Device,
-    ) -> Tensor<B, D> {
-        assert_eq!(local.shape.as_slice(), global, "PlaceWhole cannot place a part split over {split:?}");
-        Tensor::from_data(local, device)
+    /// When something is split: this rank's block is not a tensor of the global shape.
+    fn place<const D: usize>(&self, block: TensorData, layout: Layout, device: &B::Device) -> Tensor<B, D> {
+        Tensor::from_data(whole(block, &layout), device)
     }
 
     /// # Panics
-    /// When something is split: this rank's part is not a tensor of the global shape.
-    fn place_int<const D: usize>(
-        &self,
-        local: TensorData,
-        global: [usize; D],
-        split: [Option<MeshAxis>; D],
-        device: &B::Device,
-    ) -> Tensor<B, D, Int> {
-        assert_eq!(local.shape.as_slice(), global, "PlaceWhole cannot place a part split over {split:?}");
-        Tensor::from_data(local, device)
+    /// When something is split: this rank's block is not a tensor of the global shape.
+    fn place_int<const D: usize>(&self, block: TensorData, layout: Layout, device: &B::Device) -> Tensor<B, D, Int> {
+        Tensor::from_data(whole(block, &layout), device)
+    }
+}
+
+/// [`Place`] for the ranks of a mesh, on [`burn_spatial::Spatial`] with or without autodiff.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PlaceOnMesh;
+
+impl<B: SpatialBackend> Place<B> for PlaceOnMesh {
+    fn place<const D: usize>(&self, block: TensorData, layout: Layout, device: &B::Device) -> Tensor<B, D> {
+        place::from_local(block, layout, device)
+    }
+
+    fn place_int<const D: usize>(&self, block: TensorData, layout: Layout, device: &B::Device) -> Tensor<B, D, Int> {
+        place::from_local_int(block, layout, device)
     }
 }
 
@@ -92,22 +86,21 @@ pub struct SegmentationBatch<B: Backend> {
 /// with 0 or 1 worker only: with more, it yields batches in the order they arrive, another one on every rank.
 #[derive(Clone, Debug)]
 pub struct VolumeBatcher<P> {
-    block: BlockSpec,
-    group: DataGroup,
+    rank: GridRank,
     place: P,
 }
 
 impl VolumeBatcher<PlaceWhole> {
     /// For one rank.
     pub fn whole() -> Self {
-        VolumeBatcher { block: BlockSpec::WHOLE, group: DataGroup::ONE, place: PlaceWhole }
+        VolumeBatcher { rank: GridRank::ONE, place: PlaceWhole }
     }
 }
 
 impl<P> VolumeBatcher<P> {
     /// For this rank of `mesh`.
     pub fn new(mesh: &Mesh, place: P) -> Self {
-        VolumeBatcher { block: BlockSpec::of(mesh), group: DataGroup::of(mesh), place }
+        VolumeBatcher { rank: GridRank::of(mesh), place }
     }
 
     /// This group's part of the batch, and the size of the global one.
@@ -117,7 +110,7 @@ impl<P> VolumeBatcher<P> {
     fn part(&self, mut items: Vec<Sample>) -> (Vec<Sample>, usize) {
         let global = items.first().and_then(|sample| sample.global_batch).unwrap_or_else(|| {
             let all = items.len();
-            items = items.drain(self.group.part(all)).collect();
+            items = items.drain(self.rank.samples(all)).collect();
             all
         });
         let first = items.first().expect("a batch has at least one sample");
@@ -126,13 +119,9 @@ impl<P> VolumeBatcher<P> {
         (items, global)
     }
 
-    /// How batch, depth, height and width are split.
-    fn splits(&self, global: usize, volume: [usize; 4]) -> [Option<MeshAxis>; 4] {
-        let data = self.group.splits(global).then_some(MeshAxis::Data);
-        let [_, depth, height, width] = volume;
-        let splits = self.block.splits([depth, height, width]);
-        let axis = |i: usize| splits[i].then_some(MeshAxis::SPATIAL[i]);
-        [data, axis(0), axis(1), axis(2)]
+    /// The layout of a global batch of volumes.
+    fn layout(&self, global: usize, [c, d, h, w]: [usize; 4]) -> Layout {
+        Layout::volume(&[global, c, d, h, w], self.rank.grid)
     }
 
     /// The blocks of `items` as a tensor; a batch of one sample keeps its buffer.
@@ -141,13 +130,12 @@ impl<P> VolumeBatcher<P> {
         P: Place<B>,
     {
         let ([c, d, h, w], volume, count) = (items[0].shape, items[0].volume, items.len());
+        let layout = self.layout(global, volume);
         let mut blocks = items.iter_mut().map(|sample| std::mem::take(&mut sample.block));
         let mut voxels = blocks.next().unwrap_or_default();
         voxels.reserve_exact((count - 1) * voxels.len());
         blocks.for_each(|block| voxels.extend_from_slice(&block));
-        let [data, depth, height, width] = self.splits(global, volume);
-        let shape = [global, volume[0], volume[1], volume[2], volume[3]];
-        self.place.place(TensorData::new(voxels, [count, c, d, h, w]), shape, [data, None, depth, height, width], device)
+        self.place.place(TensorData::new(voxels, [count, c, d, h, w]), layout, device)
     }
 }
 
@@ -162,12 +150,11 @@ impl<B: Backend, P: Place<B>> Batcher<B, Sample, CosmoFlowBatch<B>> for VolumeBa
         let (mut items, global) = self.part(items);
         let labels = items[0].labels.len();
         let targets: Vec<f32> = items.iter().flat_map(|sample| sample.labels.iter().copied()).collect();
-        let [data, ..] = self.splits(global, items[0].volume);
         let targets = TensorData::new(targets, [items.len(), labels]);
         CosmoFlowBatch {
             ids: ids(&items),
             volumes: self.volumes(&mut items, global, device),
-            targets: self.place.place(targets, [global, labels], [data, None], device),
+            targets: self.place.place(targets, Layout::volume(&[global, labels], self.rank.grid), device),
         }
     }
 }
@@ -181,10 +168,12 @@ impl<B: Backend, P: Place<B>> Batcher<B, Sample, SegmentationBatch<B>> for Volum
         let classes: Vec<i32> = items.iter().flat_map(|sample| sample.classes.iter().copied()).collect();
         let classes = TensorData::new(classes, [items.len(), d, h, w]);
         let [_, depth, height, width] = volume;
+        let layout = self.layout(global, [1, depth, height, width]).reshape(&[global, depth, height, width]);
+        let layout = layout.expect("a dimension of 1 is left out");
         SegmentationBatch {
             ids: ids(&items),
             images: self.volumes(&mut items, global, device),
-            targets: self.place.place_int(classes, [global, depth, height, width], self.splits(global, volume), device),
+            targets: self.place.place_int(classes, layout, device),
         }
     }
 }

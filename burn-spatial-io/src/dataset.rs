@@ -1,17 +1,14 @@
 //! Sets of volume files as Burn datasets.
 
-use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use burn::data::dataset::Dataset;
-use serde::{Deserialize, Serialize};
 
-use crate::block::BlockSpec;
-use crate::error::{At, DataError};
-use crate::random;
-use crate::volume::{ChannelAxis, Scratch, Transform, VolumeFile, VolumeShape};
+use crate::error::DataError;
+use crate::format::{DataFile, IndexBox, VolumeReader, VolumeShape, open_file};
+use crate::rank::GridRank;
+use crate::transform::Transform;
 
 /// A rank's block of one sample, with the sample's labels.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -24,7 +21,7 @@ pub struct Sample {
     pub shape: [usize; 4],
     /// Shape of the whole volume.
     pub volume: [usize; 4],
-    /// The labels, the same on all ranks.
+    /// The labels, the same on all ranks; empty where the set has none.
     pub labels: Vec<f32>,
     /// The class of each voxel of the block, row-major; empty where the set has none.
     pub classes: Vec<i32>,
@@ -36,6 +33,9 @@ pub struct Sample {
 /// Something that [`Sample`]s are read from, on any thread.
 pub trait SampleSource: Send + Sync {
     /// Reads this rank's block of sample `index`. Not collective.
+    ///
+    /// # Errors
+    /// [`DataError`] when there is no such sample or it cannot be read.
     fn try_get(&self, index: usize) -> Result<Sample, DataError>;
 
     /// How many samples there are, the same on all ranks.
@@ -47,65 +47,72 @@ pub trait SampleSource: Send + Sync {
     }
 }
 
-/// How the files of a set are read.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct DatasetOptions {
-    /// Name of the volume.
-    pub volume: String,
-    /// Name of the labels.
-    pub labels: String,
-    /// Where the volume's channels are.
-    pub channels: ChannelAxis,
-    /// What is done to voxels.
-    pub transform: Transform,
-    /// Whether volumes have to be cubes.
-    pub cubic: bool,
-}
-
-impl Default for DatasetOptions {
-    /// `full` and `unitPar`, counts as `ln(1 + x)`, any shape.
-    fn default() -> Self {
-        DatasetOptions {
-            volume: "full".into(),
-            labels: "unitPar".into(),
-            channels: ChannelAxis::Auto,
-            transform: Transform::Log1p,
-            cubic: false,
-        }
-    }
-}
-
-/// One rank's view of a set of CosmoFlow files: sample i is its block of file i.
-#[derive(Debug)]
-pub struct CosmoFlowDataset {
-    files: Vec<PathBuf>,
-    block: BlockSpec,
-    rank: usize,
-    options: DatasetOptions,
-    shape: VolumeShape,
-    labels: usize,
-    scratch: ScratchPool,
-}
-
-impl CosmoFlowDataset {
-    /// A set of `files`, of which this rank (`rank`, for messages) reads `block`. Opens the first file: all others
-    /// must have its shape and its number of labels. Not collective.
+/// What the samples of a [`VolumeDataset`] are: which volume of a file, and what is read beside it.
+pub trait SampleOptions: Send + Sync {
+    /// Opens the file at `path`, whatever its format. `rank` is for messages.
     ///
     /// # Errors
-    /// [`DataError`] when there is no file, or when the first cannot be read or has no labels or, with
-    /// [`DatasetOptions::cubic`], is no cube.
-    pub fn new(files: Vec<PathBuf>, block: BlockSpec, rank: usize, options: DatasetOptions) -> Result<Self, DataError> {
-        let first = files.first().ok_or(DataError::EmptySet { rank })?;
-        let file = VolumeFile::open(first, &options.volume, options.channels, rank)?;
-        let shape = file.shape();
-        let [d, h, w] = shape.extent;
-        if options.cubic && (d != h || h != w) {
-            let expected = "equal extents along depth, height and width".into();
-            return Err(DataError::Shape { at: file.at(), expected, shape: vec![shape.channels, d, h, w] });
-        }
-        let labels = file.labels(&options.labels)?.len();
-        Ok(CosmoFlowDataset { files, block, rank, options, shape, labels, scratch: ScratchPool::default() })
+    /// As for [`open_file`].
+    fn open(&self, path: &Path, rank: usize) -> Result<Box<dyn DataFile>, DataError> {
+        open_file(path, rank)
+    }
+
+    /// Opens the volume in `file`.
+    ///
+    /// # Errors
+    /// As for [`DataFile::volume`].
+    fn volume(&self, file: &dyn DataFile) -> Result<Box<dyn VolumeReader>, DataError>;
+
+    /// What is done to the voxels.
+    fn transform(&self) -> Transform;
+
+    /// The name of what is read beside the volume.
+    fn beside(&self) -> &str;
+
+    /// Checks the volume and what is beside it, and returns how many labels there are.
+    ///
+    /// # Errors
+    /// [`DataError`] when the file makes no sample.
+    fn check_beside(&self, file: &dyn DataFile, volume: &dyn VolumeReader) -> Result<usize, DataError>;
+
+    /// Reads into `sample` what belongs to the voxels `bounds` of `volume`: [`Sample::labels`] or [`Sample::classes`].
+    ///
+    /// # Errors
+    /// [`DataError`] when it cannot be read.
+    fn read_beside(
+        &self,
+        file: &dyn DataFile,
+        volume: &dyn VolumeReader,
+        bounds: IndexBox,
+        scratch: &mut Vec<u8>,
+        sample: &mut Sample,
+    ) -> Result<(), DataError>;
+}
+
+/// One rank's view of a set of volume files: sample i is its block of file i, with what `S` says beside it.
+#[derive(Debug)]
+pub struct VolumeDataset<S> {
+    files: Vec<PathBuf>,
+    rank: GridRank,
+    options: S,
+    shape: VolumeShape,
+    labels: usize,
+    /// Buffers for elements as stored, which threads take and give back.
+    scratch: Mutex<Vec<Vec<u8>>>,
+}
+
+impl<S: SampleOptions> VolumeDataset<S> {
+    /// A set of `files`, of which `rank` reads its blocks. Opens the first file: all others must have its shape and its
+    /// number of labels. Not collective.
+    ///
+    /// # Errors
+    /// [`DataError`] when there is no file, or when the first makes no sample.
+    pub fn new(files: Vec<PathBuf>, rank: GridRank, options: S) -> Result<Self, DataError> {
+        let first = files.first().ok_or(DataError::EmptySet { rank: rank.rank })?;
+        let file = options.open(first, rank.rank)?;
+        let volume = options.volume(&*file)?;
+        let (shape, labels) = (volume.shape(), options.check_beside(&*file, &*volume)?);
+        Ok(VolumeDataset { files, rank, options, shape, labels, scratch: Mutex::default() })
     }
 
     /// Channels and extent of every whole volume.
@@ -123,48 +130,37 @@ impl CosmoFlowDataset {
         &self.files
     }
 
-    fn read(&self, index: usize, scratch: &mut Scratch) -> Result<Sample, DataError> {
-        let out_of_range = || DataError::Index { rank: self.rank, index, len: self.files.len() };
+    fn read(&self, index: usize, scratch: &mut Vec<u8>) -> Result<Sample, DataError> {
+        let out_of_range = || DataError::Index { rank: self.rank.rank, index, len: self.files.len() };
         let path = self.files.get(index).ok_or_else(out_of_range)?;
-        let file = VolumeFile::open(path, &self.options.volume, self.options.channels, self.rank)?;
-        let whole = |shape: VolumeShape| [shape.channels, shape.extent[0], shape.extent[1], shape.extent[2]];
-        if file.shape() != self.shape {
-            let expected = format!("the shape {:?} of the first file, {}", whole(self.shape), self.files[0].display());
-            return Err(DataError::Shape { at: file.at(), expected, shape: whole(file.shape()).to_vec() });
+        let file = self.options.open(path, self.rank.rank)?;
+        let volume = self.options.volume(&*file)?;
+        let (shape, first) = (volume.shape(), self.files[0].display());
+        if shape != self.shape {
+            let expected = format!("the shape {:?} of the first file, {first}", self.shape.dims());
+            return Err(DataError::Shape { at: volume.at(), expected, shape: shape.dims().to_vec() });
         }
-        let labels = file.labels(&self.options.labels)?;
-        if labels.len() != self.labels {
-            let at = At::dataset(path, &self.options.labels, self.rank);
-            let expected = format!("{} labels as in the first file, {}", self.labels, self.files[0].display());
-            return Err(DataError::Shape { at, expected, shape: vec![labels.len()] });
+        let bounds = self.rank.block(shape.extent);
+        let own = VolumeShape { extent: bounds.extent, ..shape };
+        let mut sample = Sample { id: index, shape: own.dims(), volume: shape.dims(), ..Sample::default() };
+        self.options.read_beside(&*file, &*volume, bounds, scratch, &mut sample)?;
+        if sample.labels.len() != self.labels {
+            let expected = format!("{} labels as in the first file, {first}", self.labels);
+            let at = file.at(self.options.beside());
+            return Err(DataError::Shape { at, expected, shape: vec![sample.labels.len()] });
         }
-        let slab = self.block.slab(self.shape.extent);
-        let mut block = Vec::new();
-        file.read(slab, self.options.transform, scratch, &mut block)?;
-        let [d, h, w] = slab.extent;
-        let shape = [self.shape.channels, d, h, w];
-        Ok(Sample { id: index, block, shape, volume: whole(self.shape), labels, classes: Vec::new(), global_batch: None })
+        volume.read(bounds, self.options.transform(), scratch, &mut sample.block)?;
+        Ok(sample)
     }
 }
 
-/// Buffers that threads take and give back.
-#[derive(Debug, Default)]
-pub(crate) struct ScratchPool(Mutex<Vec<Scratch>>);
-
-impl ScratchPool {
-    /// Lends one to `work`.
-    pub(crate) fn lend<T>(&self, work: impl FnOnce(&mut Scratch) -> T) -> T {
-        let pool = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut scratch = pool().pop().unwrap_or_default();
-        let result = work(&mut scratch);
-        pool().push(scratch);
-        result
-    }
-}
-
-impl SampleSource for CosmoFlowDataset {
+impl<S: SampleOptions> SampleSource for VolumeDataset<S> {
     fn try_get(&self, index: usize) -> Result<Sample, DataError> {
-        self.scratch.lend(|scratch| self.read(index, scratch))
+        let pool = || self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scratch = pool().pop().unwrap_or_default();
+        let sample = self.read(index, &mut scratch);
+        pool().push(scratch);
+        sample
     }
 
     fn len(&self) -> usize {
@@ -172,7 +168,7 @@ impl SampleSource for CosmoFlowDataset {
     }
 }
 
-impl Dataset<Sample> for CosmoFlowDataset {
+impl<S: SampleOptions> Dataset<Sample> for VolumeDataset<S> {
     /// Sample `index`, `None` past the end.
     ///
     /// # Panics
@@ -187,76 +183,77 @@ impl Dataset<Sample> for CosmoFlowDataset {
     }
 }
 
-/// The files of `folder` that end in `.hdf5` or `.h5`, sorted by name. `rank` is for messages.
-///
-/// # Errors
-/// [`DataError`] when the folder is missing or unreadable, or has no such file.
-pub fn list_files(folder: &Path, rank: usize) -> Result<Vec<PathBuf>, DataError> {
-    let at = || At::file(folder, rank);
-    let entries = fs::read_dir(folder).and_then(|entries| entries.map(|e| e.map(|e| e.path())).collect::<Result<Vec<_>, _>>());
-    let mut files = entries.map_err(|e| match e.kind() {
-        ErrorKind::NotFound => DataError::MissingFolder { at: at() },
-        _ => DataError::Unreadable { at: at(), cause: e.to_string() },
-    })?;
-    files.retain(|path| path.extension().is_some_and(|end| end == "hdf5" || end == "h5"));
-    files.sort();
-    if files.is_empty() { Err(DataError::NoFiles { at: at() }) } else { Ok(files) }
-}
-
-/// The files `names` of `folder`, in the order given: an explicit training or test set. `rank` is for messages.
-///
-/// # Errors
-/// [`DataError::Missing`] for the first name that is no file.
-pub fn pick_files(folder: &Path, names: &[impl AsRef<Path>], rank: usize) -> Result<Vec<PathBuf>, DataError> {
-    let pick = |name: &Path| {
-        let path = folder.join(name);
-        if path.is_file() { Ok(path) } else { Err(DataError::Missing { at: At::file(&path, rank) }) }
-    };
-    names.iter().map(|name| pick(name.as_ref())).collect()
-}
-
-/// Splits `files` at random into a training and a test set, each in the order of `files`. The test set gets
-/// `test_fraction` of them, rounded; the choice depends on the number of files and the seed alone.
-pub fn split_files(files: Vec<PathBuf>, test_fraction: f64, seed: u64) -> (Vec<PathBuf>, Vec<PathBuf>) {
-    let tests = (files.len() as f64 * test_fraction.clamp(0.0, 1.0)).round() as usize;
-    let mut is_test = vec![false; files.len()];
-    let order = random::permutation(files.len(), &mut random::stream(seed, b"split\0\0\0", 0));
-    order[..tests].iter().for_each(|i| is_test[*i] = true);
-    let mut marks = is_test.into_iter();
-    let (test, train) = files.into_iter().partition(|_| marks.next() == Some(true));
-    (train, test)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use burn_spatial::mesh::Grid;
 
-    #[test]
-    fn a_split_is_whole_and_repeatable() {
-        let files: Vec<PathBuf> = (0..20).map(|i| format!("{i:02}.h5").into()).collect();
-        let (train, test) = split_files(files.clone(), 0.25, 3);
-        assert_eq!((train.len(), test.len()), (15, 5));
-        assert!(train.is_sorted() && test.is_sorted());
-        let mut all = [train.clone(), test.clone()].concat();
-        all.sort();
-        assert_eq!(all, files);
-        assert_eq!(split_files(files.clone(), 0.25, 3), (train, test.clone()));
-        assert_ne!(split_files(files.clone(), 0.25, 4).1, test);
-        assert_eq!(split_files(files, 0.0, 3).1.len(), 0);
+    use super::*;
+    use crate::memory::{Memory, MemoryFile};
+    use crate::{CosmoFlowOptions, SegmentationOptions};
+
+    /// Files in memory, read as `S` says. Those whose names end in `long` have two labels, those in `thin` fewer planes.
+    struct InMemory<S>(S);
+
+    impl<S: SampleOptions> SampleOptions for InMemory<S> {
+        fn open(&self, path: &Path, _: usize) -> Result<Box<dyn DataFile>, DataError> {
+            let planes = if path.ends_with("thin") { 4 } else { 5 };
+            let counts: Vec<u16> = (0..planes * 2).collect();
+            let classes: Vec<u8> = counts.iter().map(|count| (count % 3) as u8).collect();
+            let labels = if path.ends_with("long") { vec![0.5, 1.0] } else { vec![0.25] };
+            let extents = [1, usize::from(planes), 1, 2];
+            let (volume, classes) = (Memory::new(extents, false, &counts), Memory::new(extents, false, &classes));
+            Ok(Box::new(MemoryFile { volume, classes, labels }))
+        }
+
+        fn volume(&self, file: &dyn DataFile) -> Result<Box<dyn VolumeReader>, DataError> {
+            self.0.volume(file)
+        }
+
+        fn transform(&self) -> Transform {
+            self.0.transform()
+        }
+
+        fn beside(&self) -> &str {
+            self.0.beside()
+        }
+
+        fn check_beside(&self, file: &dyn DataFile, volume: &dyn VolumeReader) -> Result<usize, DataError> {
+            self.0.check_beside(file, volume)
+        }
+
+        fn read_beside(
+            &self,
+            file: &dyn DataFile,
+            volume: &dyn VolumeReader,
+            bounds: IndexBox,
+            scratch: &mut Vec<u8>,
+            sample: &mut Sample,
+        ) -> Result<(), DataError> {
+            self.0.read_beside(file, volume, bounds, scratch, sample)
+        }
+    }
+
+    fn dataset<S: SampleOptions>(options: S) -> VolumeDataset<InMemory<S>> {
+        let files = ["a", "long", "thin"].map(PathBuf::from).into();
+        // The second of two ranks along depth: planes 3 and 4.
+        VolumeDataset::new(files, GridRank { grid: Grid([1, 2, 1, 1]), rank: 1 }, InMemory(options)).unwrap()
     }
 
     #[test]
-    fn folders_are_listed_by_name() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(matches!(list_files(folder.path(), 0), Err(DataError::NoFiles { .. })));
-        for name in ["b.h5", "a.hdf5", "c.hdf5", "notes.txt", "d.hdf5.partial"] {
-            fs::write(folder.path().join(name), "").unwrap();
-        }
-        let names: Vec<_> = list_files(folder.path(), 0).unwrap().iter().map(|p| p.file_name().unwrap().to_owned()).collect();
-        assert_eq!(names, ["a.hdf5", "b.h5", "c.hdf5"]);
-        assert!(matches!(list_files(&folder.path().join("x"), 0), Err(DataError::MissingFolder { .. })));
-        assert_eq!(pick_files(folder.path(), &["c.hdf5", "b.h5"], 0).unwrap().len(), 2);
-        let error = pick_files(folder.path(), &["c.hdf5", "x.h5"], 5).unwrap_err().to_string();
-        assert!(error.contains("x.h5") && error.contains("rank 5"), "{error}");
+    fn samples_of_any_format_have_labels_or_classes() {
+        let labelled = dataset(CosmoFlowOptions { transform: Transform::Identity, ..CosmoFlowOptions::default() });
+        let sample = labelled.try_get(0).unwrap();
+        assert_eq!((sample.shape, sample.volume, labelled.label_count()), ([1, 2, 1, 2], [1, 5, 1, 2], 1));
+        assert_eq!((sample.block, sample.labels, sample.classes), (vec![6.0, 7.0, 8.0, 9.0], vec![0.25], vec![]));
+        let error = labelled.try_get(1).unwrap_err().to_string();
+        assert!(error.contains("dataset 'unitPar': expected 1 labels as in the first file, a, found the shape [2]"), "{error}");
+        let error = labelled.try_get(2).unwrap_err().to_string();
+        assert!(error.contains("expected the shape [1, 5, 1, 2] of the first file, a, found the shape [1, 4, 1, 2]"), "{error}");
+
+        let segmented = dataset(SegmentationOptions::default());
+        let sample = Dataset::get(&segmented, 1).unwrap();
+        assert_eq!((sample.block, sample.labels, sample.classes), (vec![6.0, 7.0, 8.0, 9.0], vec![], vec![0, 1, 2, 0]));
+        assert!(Dataset::get(&segmented, 3).is_none());
+        assert_eq!(segmented.try_get(3).unwrap_err(), DataError::Index { rank: 1, index: 3, len: 3 });
     }
 }

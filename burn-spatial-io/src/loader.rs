@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::dataset::{Sample, SampleSource};
 use crate::error::DataError;
-use crate::plan::{DataGroup, EpochPlan};
+use crate::plan::EpochPlan;
+use crate::rank::GridRank;
 
 /// How a [`Loader`] reads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,7 +46,7 @@ pub struct Loader<B: Backend, O> {
     source: Arc<dyn SampleSource>,
     batcher: Arc<dyn Batcher<B, Sample, O>>,
     options: LoaderOptions,
-    group: DataGroup,
+    rank: GridRank,
     device: B::Device,
     /// The samples of `source` that are read.
     range: Range<usize>,
@@ -54,16 +55,16 @@ pub struct Loader<B: Backend, O> {
 }
 
 impl<B: Backend, O> Loader<B, O> {
-    /// A loader of all samples of `source` for the data group `group`. All ranks give the same options.
+    /// A loader of all samples of `source` that reads those of `rank`. All ranks give the same options. Local.
     pub fn new(
         source: impl SampleSource + 'static,
         batcher: impl Batcher<B, Sample, O> + 'static,
         options: LoaderOptions,
-        group: DataGroup,
+        rank: GridRank,
         device: B::Device,
     ) -> Self {
         let range = 0..source.len();
-        Loader { source: Arc::new(source), batcher: Arc::new(batcher), options, group, device, range, next_epoch: AtomicU64::new(0) }
+        Loader { source: Arc::new(source), batcher: Arc::new(batcher), options, rank, device, range, next_epoch: AtomicU64::new(0) }
     }
 
     /// The plan of epoch number `epoch`; its sample numbers count from the start of this loader's range.
@@ -80,14 +81,14 @@ impl<B: Backend, O> Loader<B, O> {
     pub fn epoch_from(&self, epoch: u64, step: usize) -> Epoch<B, O> {
         let plan = self.plan(epoch);
         let steps = step.min(plan.steps())..plan.steps();
-        let jobs: Vec<usize> = steps.clone().flat_map(|step| plan.part(step, self.group).ids).map(|id| self.range.start + id).collect();
-        let batch = self.group.part(self.options.batch.max(1)).len();
+        let jobs: Vec<usize> = steps.clone().flat_map(|step| plan.part(step, self.rank).ids).map(|id| self.range.start + id).collect();
+        let batch = self.rank.samples(self.options.batch.max(1)).len();
         let ahead = batch.saturating_mul(self.options.prefetch.max(1));
         Epoch {
             reader: Reader::start(self.source.clone(), jobs, self.options.workers, ahead),
             batcher: self.batcher.clone(),
             device: self.device.clone(),
-            group: self.group,
+            rank: self.rank,
             plan,
             steps,
             processed: 0,
@@ -100,7 +101,7 @@ impl<B: Backend, O> Loader<B, O> {
             source: self.source.clone(),
             batcher: self.batcher.clone(),
             options: self.options.clone(),
-            group: self.group,
+            rank: self.rank,
             device,
             range,
             next_epoch: AtomicU64::new(self.next_epoch.load(Ordering::Relaxed)),
@@ -113,7 +114,7 @@ pub struct Epoch<B: Backend, O> {
     reader: Reader,
     batcher: Arc<dyn Batcher<B, Sample, O>>,
     device: B::Device,
-    group: DataGroup,
+    rank: GridRank,
     plan: EpochPlan,
     steps: Range<usize>,
     processed: usize,
@@ -127,7 +128,7 @@ impl<B: Backend, O> Iterator for Epoch<B, O> {
         if self.failed {
             return None;
         }
-        let part = self.plan.part(self.steps.next()?, self.group);
+        let part = self.plan.part(self.steps.next()?, self.rank);
         let mut samples = Vec::with_capacity(part.ids.len());
         for _ in &part.ids {
             match self.reader.next() {
@@ -147,7 +148,7 @@ impl<B: Backend, O: Send + 'static> DataLoader<B, O> for Loader<B, O> {
     /// The next epoch, counted from 0.
     ///
     /// # Panics
-    /// The iterator panics with the message of a [`DataError`]: Burn's trait has no place for errors.
+    /// The iterator panics with the message of a [`DataError`]: Burn's trait returns no errors.
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<O> + 'a> {
         let epoch = self.epoch(self.next_epoch.fetch_add(1, Ordering::Relaxed));
         Box::new(Unwrapped(epoch))
@@ -162,8 +163,8 @@ impl<B: Backend, O: Send + 'static> DataLoader<B, O> for Loader<B, O> {
     }
 
     fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<B, O>> {
-        let place = |i: usize| self.range.start + i.min(self.range.len());
-        let range = place(start)..place(end).max(place(start));
+        let sample = |i: usize| self.range.start + i.min(self.range.len());
+        let range = sample(start)..sample(end).max(sample(start));
         Arc::new(self.with(self.device.clone(), range))
     }
 }

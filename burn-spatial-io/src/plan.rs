@@ -1,45 +1,10 @@
 //! Which samples a rank reads at which step.
 
 use burn_spatial::comm::CommError;
-use burn_spatial::mesh::{AxisSet, Mesh, MeshAxis};
+use burn_spatial::mesh::{AxisSet, Mesh};
 
 use crate::random;
-use burn_spatial::layout::balanced_offsets;
-
-/// A rank's place along the data axis of the mesh. All ranks of a spatial group have the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DataGroup {
-    /// How many groups share the batch, at least 1.
-    pub count: usize,
-    /// Which one this is.
-    pub index: usize,
-}
-
-impl DataGroup {
-    /// The only group.
-    pub const ONE: DataGroup = DataGroup { count: 1, index: 0 };
-
-    /// The place of this rank in `mesh`.
-    pub fn of(mesh: &Mesh) -> DataGroup {
-        DataGroup { count: mesh.size(MeshAxis::Data), index: mesh.coord(MeshAxis::Data) }
-    }
-
-    /// Whether a global batch of `size` samples is split over the groups. One with fewer samples than groups is held
-    /// whole by every group.
-    pub fn splits(&self, size: usize) -> bool {
-        self.count > 1 && size >= self.count
-    }
-
-    /// The part of a global batch of `size` samples that this group holds: near-equal, the first groups get one more
-    /// where it does not divide.
-    pub fn part(&self, size: usize) -> std::ops::Range<usize> {
-        if !self.splits(size) {
-            return 0..size;
-        }
-        let offsets = balanced_offsets(size, self.count);
-        offsets[self.index]..offsets[self.index + 1]
-    }
-}
+use crate::rank::GridRank;
 
 /// One group's part of a global batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,10 +53,11 @@ impl EpochPlan {
         self.order.chunks(self.batch).nth(step).unwrap_or(&[])
     }
 
-    /// What `group` holds of the batch of `step`.
-    pub fn part(&self, step: usize, group: DataGroup) -> BatchPart {
+    /// The samples of the batch of `step` that `rank` holds blocks of.
+    pub fn part(&self, step: usize, rank: GridRank) -> BatchPart {
         let batch = self.batch(step);
-        BatchPart { ids: batch[group.part(batch.len())].to_vec(), global: batch.len(), split: group.splits(batch.len()) }
+        let own = &batch[rank.samples(batch.len())];
+        BatchPart { ids: own.to_vec(), global: batch.len(), split: own.len() < batch.len() }
     }
 }
 
@@ -112,7 +78,7 @@ pub enum IdsError {
         /// Its samples.
         other_ids: Vec<usize>,
     },
-    /// Ranks could not talk.
+    /// The communication failed.
     #[error(transparent)]
     Comm(#[from] CommError),
 }
@@ -151,8 +117,7 @@ mod tests {
             let plan = EpochPlan::new(16, 8, Some(1), epoch);
             let mut seen: Vec<usize> = Vec::new();
             for step in 0..plan.steps() {
-                let parts: Vec<BatchPart> =
-                    (0..grid.ranks()).map(|rank| plan.part(step, DataGroup { count: 4, index: grid.coords(rank)[0] })).collect();
+                let parts: Vec<BatchPart> = (0..grid.ranks()).map(|rank| plan.part(step, GridRank { grid, rank })).collect();
                 for spatial_group in parts.chunks(4) {
                     assert!(spatial_group.iter().all(|part| *part == spatial_group[0]));
                     assert_eq!((spatial_group[0].ids.len(), spatial_group[0].global), (2, 8));
@@ -177,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_small_last_batch_is_neither_lost_nor_counted_twice() {
-        let group = |index| DataGroup { count: 4, index };
+        let group = |rank| GridRank { grid: Grid([4, 1, 1, 1]), rank };
         // 13 = 5 + 5 + 3: the last batch has fewer samples than there are groups.
         let plan = EpochPlan::new(13, 5, None, 0);
         assert_eq!(plan.steps(), 3);

@@ -28,7 +28,7 @@ pub(crate) fn below(rng: &mut impl RngCore, bound: u64) -> u64 {
     }
 }
 
-/// A random order of `0..len`: Fisher and Yates, from the last place down.
+/// A random order of `0..len`: Fisher and Yates, from the last position down.
 pub(crate) fn permutation(len: usize, rng: &mut impl RngCore) -> Vec<usize> {
     let mut order: Vec<usize> = (0..len).collect();
     for last in (1..len).rev() {
@@ -44,7 +44,7 @@ pub(crate) fn unit(rng: &mut impl RngCore) -> f64 {
 
 /// Two independent standard normal numbers (Box and Muller).
 pub(crate) fn normal_pair(rng: &mut impl RngCore) -> [f64; 2] {
-    // 1 - u lies in (0, 1]: the logarithm is finite.
+    // 1 - u is in (0, 1]: the logarithm is finite.
     let radius = (-2.0 * (1.0 - unit(rng)).ln()).sqrt();
     let (sin, cos) = (std::f64::consts::TAU * unit(rng)).sin_cos();
     [radius * cos, radius * sin]

@@ -1,14 +1,16 @@
 //! Sets of volumes with the class of each voxel.
 
-use std::path::PathBuf;
+use std::path::Path;
 
-use burn::data::dataset::Dataset;
 use serde::{Deserialize, Serialize};
 
-use crate::block::BlockSpec;
-use crate::dataset::{Sample, SampleSource, ScratchPool};
+use crate::dataset::{Sample, SampleOptions, VolumeDataset};
 use crate::error::DataError;
-use crate::volume::{ChannelAxis, Scratch, Transform, VolumeFile, VolumeShape};
+use crate::format::{ChannelAxis, DataFile, IndexBox, VolumeReader, VolumeShape};
+use crate::transform::Transform;
+
+/// Samples are volumes with the class of each voxel, both read as this rank's block alone. Voxels are as stored.
+pub type SegmentationDataset = VolumeDataset<SegmentationOptions>;
 
 /// How the files of a set are read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,99 +34,57 @@ impl Default for SegmentationOptions {
 }
 
 impl SegmentationOptions {
-    /// Opens the volume of the file at `path`. `rank` is for messages.
+    /// The shape of the volume of the file at `path`, after a check of all but the values of volume and classes. `rank`
+    /// is for messages. Not collective.
     ///
     /// # Errors
-    /// As for [`VolumeFile::open`].
-    pub fn open(&self, path: &std::path::Path, rank: usize) -> Result<VolumeFile, DataError> {
-        VolumeFile::open(path, &self.volume, ChannelAxis::Optional, rank)
-    }
-
-    /// The shape of the volume of the file at `path`, after a look at all but the values of volume and classes.
-    ///
-    /// # Errors
-    /// As for [`VolumeFile::open`] and [`VolumeFile::check_classes`].
-    pub fn check(&self, path: &std::path::Path, rank: usize) -> Result<VolumeShape, DataError> {
+    /// As for [`crate::open_file`], [`DataFile::volume`] and [`DataFile::segmentation`], and when the classes have
+    /// another extent than the volume.
+    pub fn check(&self, path: &Path, rank: usize) -> Result<VolumeShape, DataError> {
         let file = self.open(path, rank)?;
-        file.check_classes(&self.segmentation)?;
-        Ok(file.shape())
-    }
-}
-
-/// One rank's view of a set of files with a volume and the class of each voxel, both read as this rank's block alone:
-/// sample i is its block of file i. Values are as stored.
-#[derive(Debug)]
-pub struct SegmentationDataset {
-    files: Vec<PathBuf>,
-    block: BlockSpec,
-    rank: usize,
-    options: SegmentationOptions,
-    shape: VolumeShape,
-    scratch: ScratchPool,
-}
-
-impl SegmentationDataset {
-    /// A set of `files`, of which this rank (`rank`, for messages) reads `block`. Opens the first file: all others
-    /// must have its shape. Not collective.
-    ///
-    /// # Errors
-    /// [`DataError`] when there is no file, or when the first cannot be read.
-    pub fn new(files: Vec<PathBuf>, block: BlockSpec, rank: usize, options: SegmentationOptions) -> Result<Self, DataError> {
-        let first = files.first().ok_or(DataError::EmptySet { rank })?;
-        let shape = options.check(first, rank)?;
-        Ok(SegmentationDataset { files, block, rank, options, shape, scratch: ScratchPool::default() })
+        let volume = self.volume(&*file)?;
+        self.check_beside(&*file, &*volume)?;
+        Ok(volume.shape())
     }
 
-    /// Channels and extent of every whole volume.
-    pub fn shape(&self) -> VolumeShape {
-        self.shape
-    }
-
-    /// The files, sample by sample.
-    pub fn files(&self) -> &[PathBuf] {
-        &self.files
-    }
-
-    fn read(&self, index: usize, scratch: &mut Scratch) -> Result<Sample, DataError> {
-        let out_of_range = || DataError::Index { rank: self.rank, index, len: self.files.len() };
-        let path = self.files.get(index).ok_or_else(out_of_range)?;
-        let file = self.options.open(path, self.rank)?;
-        let whole = |shape: VolumeShape| [shape.channels, shape.extent[0], shape.extent[1], shape.extent[2]];
-        if file.shape() != self.shape {
-            let expected = format!("the shape {:?} of the first file, {}", whole(self.shape), self.files[0].display());
-            return Err(DataError::Shape { at: file.at(), expected, shape: whole(file.shape()).to_vec() });
+    /// The classes of `volume`.
+    fn classes(&self, file: &dyn DataFile, volume: &dyn VolumeReader) -> Result<Box<dyn VolumeReader>, DataError> {
+        let classes = file.segmentation(&self.segmentation)?;
+        let (extent, found) = (volume.shape().extent, classes.shape().extent);
+        if found != extent {
+            let expected = format!("the extent {extent:?} of the dataset '{}'", self.volume);
+            return Err(DataError::Shape { at: classes.at(), expected, shape: found.to_vec() });
         }
-        let slab = self.block.slab(self.shape.extent);
-        let classes = file.classes(&self.options.segmentation, slab, self.options.classes, self.options.ignored)?;
-        let mut block = Vec::new();
-        file.read(slab, Transform::Identity, scratch, &mut block)?;
-        let [d, h, w] = slab.extent;
-        let shape = [self.shape.channels, d, h, w];
-        Ok(Sample { id: index, block, shape, volume: whole(self.shape), classes, ..Sample::default() })
+        Ok(classes)
     }
 }
 
-impl SampleSource for SegmentationDataset {
-    fn try_get(&self, index: usize) -> Result<Sample, DataError> {
-        self.scratch.lend(|scratch| self.read(index, scratch))
+impl SampleOptions for SegmentationOptions {
+    fn volume(&self, file: &dyn DataFile) -> Result<Box<dyn VolumeReader>, DataError> {
+        file.volume(&self.volume, ChannelAxis::Optional)
     }
 
-    fn len(&self) -> usize {
-        self.files.len()
-    }
-}
-
-impl Dataset<Sample> for SegmentationDataset {
-    /// Sample `index`, `None` past the end.
-    ///
-    /// # Panics
-    /// With the message of [`DataError`] when the sample cannot be read: `None` would end the epoch in silence.
-    /// [`SampleSource::try_get`] returns the error instead.
-    fn get(&self, index: usize) -> Option<Sample> {
-        (index < self.files.len()).then(|| self.try_get(index).unwrap_or_else(|error| panic!("{error}")))
+    fn transform(&self) -> Transform {
+        Transform::Identity
     }
 
-    fn len(&self) -> usize {
-        self.files.len()
+    fn beside(&self) -> &str {
+        &self.segmentation
+    }
+
+    fn check_beside(&self, file: &dyn DataFile, volume: &dyn VolumeReader) -> Result<usize, DataError> {
+        self.classes(file, volume).map(|_| 0)
+    }
+
+    fn read_beside(
+        &self,
+        file: &dyn DataFile,
+        volume: &dyn VolumeReader,
+        bounds: IndexBox,
+        scratch: &mut Vec<u8>,
+        sample: &mut Sample,
+    ) -> Result<(), DataError> {
+        sample.classes = self.classes(file, volume)?.read_classes(bounds, self.classes, self.ignored, scratch)?;
+        Ok(())
     }
 }

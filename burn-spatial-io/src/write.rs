@@ -5,11 +5,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use burn_spatial::comm::{Alive, CommError, broadcast_of};
-use burn_spatial::mesh::{Mesh, MeshAxis};
+use burn_spatial::mesh::Mesh;
 use hdf5_metno as hdf5;
 
-use crate::block::BlockSpec;
-use crate::slab::{self, Number};
+use crate::format;
+use crate::rank::GridRank;
+use crate::transform::Number;
 
 /// Bytes written at once, about: between them the other ranks hear that this one is alive.
 const PART: usize = 64 << 20;
@@ -29,13 +30,13 @@ pub enum WriteError {
         /// The system's or HDF5's words.
         cause: String,
     },
-    /// Ranks could not talk.
+    /// The communication failed.
     #[error(transparent)]
     Comm(#[from] CommError),
 }
 
 /// Writes a volume of `extent` voxels along depth, height and width, of which every rank holds `block`, its
-/// [`BlockSpec::slab`], row-major, as the dataset `dataset` of the new file `path`; one that is there is replaced.
+/// [`GridRank::block`], row-major, as the dataset `dataset` of the new file `path`; one that is there is replaced.
 /// Collective.
 ///
 /// Rank 0 makes the file with one contiguous dataset; then the ranks open it one after another, each writes its block
@@ -50,11 +51,10 @@ pub enum WriteError {
 /// # Panics
 /// When `block` has another number of voxels than this rank's part.
 pub fn write_volume<T: Number>(path: &Path, dataset: &str, extent: [usize; 3], block: &[T], mesh: &Mesh) -> Result<(), WriteError> {
-    let spec = BlockSpec::of(mesh);
-    let own = spec.slab(extent);
+    let rank = GridRank::of(mesh);
+    let own = rank.block(extent);
     assert_eq!(block.len(), own.voxels(), "the block of rank {} in a volume of {extent:?} is {:?}", mesh.rank(), own.extent);
-    let splits = spec.splits(extent);
-    let first = mesh.coord(MeshAxis::Data) == 0 && (0..3).all(|axis| splits[axis] || spec.coords[axis] == 0);
+    let first = rank.is_first_with(extent);
     let partial = beside(path);
     let turn = |rank: usize, work: &dyn Fn(&mut Alive<'_>) -> Result<(), String>| {
         let cause = broadcast_of(&**mesh.world(), rank, |alive| work(alive).err().unwrap_or_default().into_bytes())?;
@@ -138,9 +138,9 @@ pub(crate) fn fill<T>(file: hdf5::File, write: impl FnOnce(&hdf5::File) -> hdf5:
     file.close()
 }
 
-fn create<T: Number>(path: &Path, dataset: &str, [d, h, w]: [usize; 3]) -> hdf5::Result<()> {
+fn create<T: Number>(path: &Path, dataset: &str, extent: [usize; 3]) -> hdf5::Result<()> {
     let file = hdf5::File::create(path)?;
-    fill(file, |file| file.new_dataset::<T>().shape((d, h, w)).create(dataset))
+    fill(file, |file| format::create::<T>(file, dataset, extent))
 }
 
 /// Writes a block in parts of some planes, with a sign of life after each.
@@ -158,7 +158,7 @@ fn put<T: Number>(
     let written = fill(file, |file| {
         let data = file.dataset(dataset)?;
         for (i, part) in block.chunks((planes * h * w).max(1)).enumerate() {
-            slab::write(&data, &[first + i * planes, row, column], &[part.len() / (h * w), h, w], part)?;
+            format::write(&data, &[first + i * planes, row, column], &[part.len() / (h * w), h, w], part)?;
             ended = alive.beat();
             if ended.is_err() {
                 break;

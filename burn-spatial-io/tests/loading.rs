@@ -12,10 +12,11 @@ use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::Dataset;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_spatial::comm::threads;
+use burn_spatial::layout::{Axis, Layout};
 use burn_spatial::mesh::{Grid, Mesh, MeshAxis};
 use burn_spatial_io::{
-    BlockSpec, CosmoFlowBatch, CosmoFlowDataset, DataError, DataGroup, DatasetOptions, IdsError, Loader, LoaderOptions, Place, Sample,
-    SampleSource, SegmentationBatch, SegmentationDataset, SegmentationOptions, VolumeBatcher, check_ids,
+    CosmoFlowBatch, CosmoFlowDataset, CosmoFlowOptions, DataError, GridRank, IdsError, Loader, LoaderOptions, Place, Sample, SampleSource,
+    SegmentationBatch, SegmentationDataset, SegmentationOptions, VolumeBatcher, check_ids,
 };
 
 type Ids = Vec<usize>;
@@ -61,14 +62,14 @@ fn options(batch: usize, seed: Option<u64>, workers: usize) -> LoaderOptions {
     LoaderOptions { batch, seed, workers, prefetch: 2 }
 }
 
-fn ids_loader(source: Uneven, options: LoaderOptions, group: DataGroup) -> Loader<Flex, Ids> {
-    Loader::new(source, IdsOnly, options, group, Default::default())
+fn ids_loader(source: Uneven, options: LoaderOptions, rank: GridRank) -> Loader<Flex, Ids> {
+    Loader::new(source, IdsOnly, options, rank, Default::default())
 }
 
 #[test]
 fn the_order_does_not_depend_on_workers() {
     let sequence = |workers| {
-        let loader = ids_loader(Uneven::new(30, None), options(4, Some(7), workers), DataGroup::ONE);
+        let loader = ids_loader(Uneven::new(30, None), options(4, Some(7), workers), GridRank::ONE);
         (0..2).flat_map(|epoch| loader.epoch(epoch)).collect::<Result<Vec<Ids>, _>>().unwrap()
     };
     let expected = sequence(0);
@@ -82,12 +83,12 @@ fn the_order_does_not_depend_on_workers() {
 
 #[test]
 fn groups_share_batches() {
-    let of = |index| {
-        let loader = ids_loader(Uneven::new(16, None), options(8, Some(3), 2), DataGroup { count: 4, index });
+    let of = |rank| {
+        let loader = ids_loader(Uneven::new(16, None), options(8, Some(3), 2), GridRank { grid: Grid([4, 1, 1, 1]), rank });
         loader.epoch(5).collect::<Result<Vec<Ids>, _>>().unwrap()
     };
     let all: Vec<Vec<Ids>> = (0..4).map(of).collect();
-    let plan = ids_loader(Uneven::new(16, None), options(8, Some(3), 2), DataGroup::ONE).plan(5);
+    let plan = ids_loader(Uneven::new(16, None), options(8, Some(3), 2), GridRank::ONE).plan(5);
     for step in 0..2 {
         assert_eq!(all.iter().flat_map(|group| group[step].clone()).collect::<Vec<_>>(), plan.batch(step));
     }
@@ -95,7 +96,7 @@ fn groups_share_batches() {
 
 #[test]
 fn an_epoch_goes_on_where_it_stopped() {
-    let loader = ids_loader(Uneven::new(20, None), options(3, Some(1), 2), DataGroup::ONE);
+    let loader = ids_loader(Uneven::new(20, None), options(3, Some(1), 2), GridRank::ONE);
     let all: Vec<Ids> = loader.epoch(2).collect::<Result<_, _>>().unwrap();
     let rest: Vec<Ids> = loader.epoch_from(2, 4).collect::<Result<_, _>>().unwrap();
     assert_eq!(rest, all[4..]);
@@ -105,7 +106,7 @@ fn an_epoch_goes_on_where_it_stopped() {
 #[test]
 fn errors_come_at_their_step() {
     for workers in [0, 1, 4] {
-        let loader = ids_loader(Uneven::new(12, Some(5)), options(2, None, workers), DataGroup::ONE);
+        let loader = ids_loader(Uneven::new(12, Some(5)), options(2, None, workers), GridRank::ONE);
         let mut epoch = loader.epoch(0);
         assert_eq!(epoch.next().unwrap().unwrap(), [0, 1]);
         assert_eq!(epoch.next().unwrap().unwrap(), [2, 3]);
@@ -118,7 +119,7 @@ fn errors_come_at_their_step() {
 fn dropping_early_joins_the_workers() {
     let source = Uneven::new(1000, None);
     let reads = source.reads.clone();
-    let loader = ids_loader(source, options(2, None, 4), DataGroup::ONE);
+    let loader = ids_loader(source, options(2, None, 4), GridRank::ONE);
     let mut epoch = loader.epoch(0);
     epoch.next().unwrap().unwrap();
     drop(epoch);
@@ -144,13 +145,13 @@ fn a_panicking_source_does_not_hang() {
             4
         }
     }
-    let loader: Loader<Flex, Ids> = Loader::new(Broken, IdsOnly, options(2, None, 2), DataGroup::ONE, Default::default());
+    let loader: Loader<Flex, Ids> = Loader::new(Broken, IdsOnly, options(2, None, 2), GridRank::ONE, Default::default());
     let _ = loader.epoch(0).next();
 }
 
 #[test]
 fn the_loader_is_a_burn_loader() {
-    let loader = ids_loader(Uneven::new(9, None), options(4, Some(7), 2), DataGroup::ONE);
+    let loader = ids_loader(Uneven::new(9, None), options(4, Some(7), 2), GridRank::ONE);
     let expected: Vec<Vec<Ids>> = (0..2).map(|epoch| loader.epoch(epoch).collect::<Result<_, _>>().unwrap()).collect();
     let burn: &dyn DataLoader<Flex, Ids> = &loader;
     assert_eq!(burn.num_items(), 9);
@@ -172,7 +173,7 @@ fn batches_are_global_tensors() {
     let folder = tempfile::tempdir().unwrap();
     let files = common::set(folder.path(), 5, 4);
     let loader: Loader<Flex, CosmoFlowBatch<Flex>> =
-        Loader::new(common::dataset(files), VolumeBatcher::whole(), options(2, None, 2), DataGroup::ONE, Default::default());
+        Loader::new(common::dataset(files), VolumeBatcher::whole(), options(2, None, 2), GridRank::ONE, Default::default());
     let batches: Vec<CosmoFlowBatch<Flex>> = loader.epoch(0).collect::<Result<_, _>>().unwrap();
     assert_eq!(batches.iter().map(|b| b.volumes.dims()).collect::<Vec<_>>(), [[2, 2, 4, 4, 4], [2, 2, 4, 4, 4], [1, 2, 4, 4, 4]]);
     assert_eq!(batches[1].ids, [2, 3]);
@@ -214,27 +215,22 @@ struct Recorder(Arc<std::sync::Mutex<Vec<Placed>>>);
 /// Local shape, global shape, split.
 type Placed = (Vec<usize>, Vec<usize>, Vec<Option<MeshAxis>>);
 
+impl Recorder {
+    fn record(&self, block: &TensorData, layout: &Layout) {
+        let split = layout.dims().iter().map(|axes| axes.iter().find_map(Axis::as_split).map(|(mesh, _)| mesh)).collect();
+        self.0.lock().unwrap().push((block.shape.to_vec(), layout.shape().to_vec(), split));
+    }
+}
+
 impl Place<Flex> for Recorder {
-    fn place<const D: usize>(
-        &self,
-        local: TensorData,
-        global: [usize; D],
-        split: [Option<MeshAxis>; D],
-        device: &Device<Flex>,
-    ) -> Tensor<Flex, D> {
-        self.0.lock().unwrap().push((local.shape.to_vec(), global.to_vec(), split.to_vec()));
-        Tensor::zeros(global, device)
+    fn place<const D: usize>(&self, block: TensorData, layout: Layout, device: &Device<Flex>) -> Tensor<Flex, D> {
+        self.record(&block, &layout);
+        Tensor::zeros(layout.shape(), device)
     }
 
-    fn place_int<const D: usize>(
-        &self,
-        local: TensorData,
-        global: [usize; D],
-        split: [Option<MeshAxis>; D],
-        device: &Device<Flex>,
-    ) -> Tensor<Flex, D, Int> {
-        self.0.lock().unwrap().push((local.shape.to_vec(), global.to_vec(), split.to_vec()));
-        Tensor::zeros(global, device)
+    fn place_int<const D: usize>(&self, block: TensorData, layout: Layout, device: &Device<Flex>) -> Tensor<Flex, D, Int> {
+        self.record(&block, &layout);
+        Tensor::zeros(layout.shape(), device)
     }
 }
 
@@ -255,11 +251,11 @@ fn every_rank_places_its_block() {
     let folder = tempfile::tempdir().unwrap();
     let files = common::set(folder.path(), 4, 5);
     let placed = on_ranks([2, 2, 1, 1], |mesh| {
-        let dataset = CosmoFlowDataset::new(files.clone(), BlockSpec::of(&mesh), mesh.rank(), DatasetOptions::default()).unwrap();
+        let dataset = CosmoFlowDataset::new(files.clone(), GridRank::of(&mesh), CosmoFlowOptions::default()).unwrap();
         let recorder = Recorder::default();
         let batcher = VolumeBatcher::new(&mesh, recorder.clone());
         let loader =
-            Loader::<Flex, CosmoFlowBatch<Flex>>::new(dataset, batcher, options(3, None, 1), DataGroup::of(&mesh), Default::default());
+            Loader::<Flex, CosmoFlowBatch<Flex>>::new(dataset, batcher, options(3, None, 1), GridRank::of(&mesh), Default::default());
         for batch in loader.epoch(0) {
             let batch = batch.unwrap();
             check_ids(&batch.ids, &mesh).unwrap();
@@ -282,11 +278,11 @@ fn classes_are_placed_as_their_volume() {
     let files: Vec<_> = (0..3).map(|i| folder.path().join(format!("{i}.h5"))).collect();
     files.iter().for_each(|path| common::labelled(path, [5, 3, 4], &[1u8; 60]));
     let placed = on_ranks([2, 1, 2, 1], |mesh| {
-        let dataset = SegmentationDataset::new(files.clone(), BlockSpec::of(&mesh), mesh.rank(), SegmentationOptions::default()).unwrap();
+        let dataset = SegmentationDataset::new(files.clone(), GridRank::of(&mesh), SegmentationOptions::default()).unwrap();
         let recorder = Recorder::default();
         let batcher = VolumeBatcher::new(&mesh, recorder.clone());
         let loader =
-            Loader::<Flex, SegmentationBatch<Flex>>::new(dataset, batcher, options(3, None, 1), DataGroup::of(&mesh), Default::default());
+            Loader::<Flex, SegmentationBatch<Flex>>::new(dataset, batcher, options(3, None, 1), GridRank::of(&mesh), Default::default());
         loader.epoch(0).for_each(|batch| check_ids(&batch.unwrap().ids, &mesh).unwrap());
         recorder.0.lock().unwrap().clone()
     });

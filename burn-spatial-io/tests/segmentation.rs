@@ -10,21 +10,21 @@ use burn_spatial::comm::threads;
 use burn_spatial::mesh::{Grid, Mesh};
 use burn_spatial_io::synth::{AnatomyConfig, anatomy, generate_anatomies};
 use burn_spatial_io::{
-    BlockSpec, DataError, DataGroup, Loader, LoaderOptions, Sample, SampleSource, SegmentationBatch, SegmentationDataset,
-    SegmentationOptions, VolumeBatcher, WriteError, write_volume,
+    DataError, GridRank, Loader, LoaderOptions, Sample, SampleSource, SegmentationBatch, SegmentationDataset, SegmentationOptions,
+    VolumeBatcher, WriteError, write_volume,
 };
-use common::labelled;
+use common::{WHOLE, labelled};
 use hdf5_metno as hdf5;
 
 const SHAPE: [usize; 3] = [3, 4, 5];
 
-fn read(path: &Path, block: BlockSpec, options: &SegmentationOptions) -> Result<Sample, DataError> {
-    SegmentationDataset::new(vec![path.to_owned()], block, 3, options.clone())?.try_get(0)
+fn read(path: &Path, rank: GridRank, options: &SegmentationOptions) -> Result<Sample, DataError> {
+    SegmentationDataset::new(vec![path.to_owned()], rank, options.clone())?.try_get(0)
 }
 
 /// The message of reading all of `path`.
 fn message(path: &Path) -> String {
-    let text = read(path, BlockSpec::WHOLE, &SegmentationOptions::default()).unwrap_err().to_string();
+    let text = read(path, WHOLE, &SegmentationOptions::default()).unwrap_err().to_string();
     assert!(text.contains("rank 3") && text.contains(&*path.file_name().unwrap().to_string_lossy()), "{text}");
     text
 }
@@ -37,7 +37,7 @@ fn classes_of_every_type_are_read() {
     macro_rules! check {
         ($($type:ty),*) => {$(
             labelled(&path, SHAPE, &want.iter().map(|c| *c as $type).collect::<Vec<_>>());
-            assert_eq!(read(&path, BlockSpec::WHOLE, &SegmentationOptions::default()).unwrap().classes, want, stringify!($type));
+            assert_eq!(read(&path, WHOLE, &SegmentationOptions::default()).unwrap().classes, want, stringify!($type));
         )*};
     }
     check!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64);
@@ -50,11 +50,11 @@ fn blocks_of_volume_and_classes_belong_together() {
     let classes: Vec<u8> = (0..60).map(|i| (i * 7 % 11 % 3) as u8).collect();
     labelled(&path, SHAPE, &classes);
     for coords in [[0, 0, 0], [0, 1, 1], [1, 0, 1], [1, 1, 0]] {
-        let block = BlockSpec { ranks: [2, 2, 2], coords };
-        let sample = read(&path, block, &SegmentationOptions::default()).unwrap();
-        let slab = block.slab(SHAPE);
-        assert_eq!((sample.shape[1..].to_vec(), sample.volume), (slab.extent.to_vec(), [1, 3, 4, 5]));
-        assert_eq!((sample.block.len(), sample.classes.len()), (slab.voxels(), slab.voxels()));
+        let rank = common::rank([2, 2, 2], coords);
+        let sample = read(&path, rank, &SegmentationOptions::default()).unwrap();
+        let bounds = rank.block(SHAPE);
+        assert_eq!((sample.shape[1..].to_vec(), sample.volume), (bounds.extent.to_vec(), [1, 3, 4, 5]));
+        assert_eq!((sample.block.len(), sample.classes.len()), (bounds.voxels(), bounds.voxels()));
         for (value, class) in sample.block.iter().zip(&sample.classes) {
             assert_eq!(*class, i32::from(classes[*value as usize]));
         }
@@ -70,7 +70,7 @@ fn a_leading_channel_axis_is_read_too() {
     file.new_dataset::<f32>().shape((2, 3, 4, 5)).create("volume").unwrap().write_raw(&values).unwrap();
     file.new_dataset::<u8>().shape((3, 4, 5)).create("segmentation").unwrap().write_raw(&[1u8; 60]).unwrap();
     file.close().unwrap();
-    let sample = read(&path, BlockSpec::WHOLE, &SegmentationOptions::default()).unwrap();
+    let sample = read(&path, WHOLE, &SegmentationOptions::default()).unwrap();
     assert_eq!((sample.shape, sample.block), ([2, 3, 4, 5], values));
 }
 
@@ -89,7 +89,7 @@ fn what_is_wrong_is_named() {
     labelled(&path, SHAPE, &[-1i8; 60]);
     assert!(message(&path).contains("found -1"));
     let ignoring = SegmentationOptions { ignored: Some(-1), ..Default::default() };
-    assert_eq!(read(&path, BlockSpec::WHOLE, &ignoring).unwrap().classes, [-1; 60]);
+    assert_eq!(read(&path, WHOLE, &ignoring).unwrap().classes, [-1; 60]);
 
     let with = |make: &dyn Fn(&hdf5::File)| {
         let file = hdf5::File::create(&path).unwrap();
@@ -121,7 +121,7 @@ fn what_is_wrong_is_named() {
     let other = folder.path().join("other.h5");
     labelled(&path, SHAPE, &[0u8; 60]);
     labelled(&other, [3, 4, 4], &[0u8; 48]);
-    let set = SegmentationDataset::new(vec![path, other], BlockSpec::WHOLE, 3, SegmentationOptions::default()).unwrap();
+    let set = SegmentationDataset::new(vec![path, other], WHOLE, SegmentationOptions::default()).unwrap();
     assert!(set.try_get(0).is_ok());
     let text = set.try_get(1).unwrap_err().to_string();
     assert!(text.contains("other.h5") && text.contains("the shape [1, 3, 4, 5] of the first file"), "{text}");
@@ -132,10 +132,10 @@ fn batches_hold_integers() {
     let folder = tempfile::tempdir().unwrap();
     let config = AnatomyConfig { size: 8, count: 3, ..AnatomyConfig::default() };
     let files = generate_anatomies(&config, folder.path(), |_| ()).unwrap();
-    let dataset = SegmentationDataset::new(files, BlockSpec::WHOLE, 0, SegmentationOptions::default()).unwrap();
+    let dataset = SegmentationDataset::new(files, GridRank::ONE, SegmentationOptions::default()).unwrap();
     let options = LoaderOptions { batch: 2, ..LoaderOptions::default() };
     let loader: Loader<Flex, SegmentationBatch<Flex>> =
-        Loader::new(dataset, VolumeBatcher::whole(), options, DataGroup::ONE, Default::default());
+        Loader::new(dataset, VolumeBatcher::whole(), options, GridRank::ONE, Default::default());
     let batches: Vec<_> = loader.epoch(0).collect::<Result<_, _>>().unwrap();
     assert_eq!(
         batches.iter().map(|b| (b.images.dims(), b.targets.dims())).collect::<Vec<_>>(),
@@ -169,9 +169,9 @@ fn ranks_write_one_file() {
         let path = folder.path().join(format!("{grid:?}.h5"));
         for _twice in 0..2 {
             let results = on_ranks(grid, |mesh| {
-                let slab = BlockSpec::of(&mesh).slab(extent);
-                let [d, h, w] = slab.extent;
-                let place = |i: usize| [i / (h * w), i / w % h, i % w].iter().zip(slab.start).map(|(a, b)| a + b).collect::<Vec<_>>();
+                let bounds = GridRank::of(&mesh).block(extent);
+                let [d, h, w] = bounds.extent;
+                let place = |i: usize| [i / (h * w), i / w % h, i % w].iter().zip(bounds.start).map(|(a, b)| a + b).collect::<Vec<_>>();
                 let block: Vec<u8> = (0..d * h * w).map(place).map(|p| ((p[0] * 3 + p[1]) * 6 + p[2]) as u8).collect();
                 write_volume(&path, "segmentation", extent, &block, &mesh)
             });

@@ -6,24 +6,24 @@ use std::fs;
 use std::path::Path;
 
 use burn_spatial_io::{
-    BlockSpec, ChannelAxis, CosmoFlowDataset, DataError, DatasetOptions, Hyperslab, SampleSource, Scratch, Transform, VolumeFile,
-    VolumeShape,
+    ChannelAxis, CosmoFlowDataset, CosmoFlowOptions, DataError, IndexBox, SampleSource, Transform, VolumeReader, VolumeShape, open_file,
 };
 use common::{counter, dataset, open, set, whole, write};
 use hdf5_metno as hdf5;
 
-fn read(file: &VolumeFile, slab: Hyperslab, transform: Transform) -> Result<Vec<f32>, DataError> {
+fn read(file: &dyn VolumeReader, bounds: IndexBox, transform: Transform) -> Result<Vec<f32>, DataError> {
     let mut out = Vec::new();
-    file.read(slab, transform, &mut Scratch::default(), &mut out)?;
+    file.read(bounds, transform, &mut Vec::new(), &mut out)?;
     Ok(out)
 }
 
 /// The message of opening `path` and reading all of it.
 fn message(path: &Path) -> String {
     let all = || {
-        let file = VolumeFile::open(path, "full", ChannelAxis::Auto, 3)?;
+        let file = open_file(path, 3)?;
+        let volume = file.volume("full", ChannelAxis::Auto)?;
         file.labels("unitPar")?;
-        read(&file, whole(&file), Transform::Log1p)
+        read(&*volume, whole(&*volume), Transform::Log1p)
     };
     let error = all().expect_err("the file is damaged");
     let text = error.to_string();
@@ -38,12 +38,12 @@ fn channels_last_become_first() {
     counter(&path, [2, 2, 2, 4]);
     let file = open(&path);
     assert_eq!(file.shape(), VolumeShape { channels: 4, extent: [2; 3] });
-    let raw = file.read_raw::<i16>(whole(&file)).unwrap();
+    let raw = file.read_raw::<i16>(whole(&*file)).unwrap();
     let at = |c: usize, d: usize, h: usize, w: usize| raw[((c * 2 + d) * 2 + h) * 2 + w];
     assert_eq!(at(3, 1, 0, 1), 23);
     assert_eq!(at(0, 0, 1, 0), 8);
-    assert_eq!(read(&file, whole(&file), Transform::Identity).unwrap(), raw.iter().map(|v| f32::from(*v)).collect::<Vec<_>>());
-    let part = Hyperslab { start: [1, 0, 1], extent: [1, 2, 1] };
+    assert_eq!(read(&*file, whole(&*file), Transform::Identity).unwrap(), raw.iter().map(|v| f32::from(*v)).collect::<Vec<_>>());
+    let part = IndexBox { start: [1, 0, 1], extent: [1, 2, 1] };
     assert_eq!(file.read_raw::<i16>(part).unwrap(), [20, 28, 21, 29, 22, 30, 23, 31]);
 }
 
@@ -55,10 +55,10 @@ fn channels_first_stay() {
     write(&path, [4, 3, 3, 3], &values, &[0.1f64, 0.2, 0.3]);
     let file = open(&path);
     assert_eq!(file.shape(), VolumeShape { channels: 4, extent: [3; 3] });
-    let part = Hyperslab { start: [1, 2, 0], extent: [1, 1, 2] };
+    let part = IndexBox { start: [1, 2, 0], extent: [1, 1, 2] };
     assert_eq!(file.read_raw::<f32>(part).unwrap(), [15.0, 16.0, 42.0, 43.0, 69.0, 70.0, 96.0, 97.0]);
-    assert_eq!(read(&file, part, Transform::Log1p).unwrap()[0], 16f32.ln());
-    assert_eq!(file.labels("unitPar").unwrap(), [0.1, 0.2, 0.3]);
+    assert_eq!(read(&*file, part, Transform::Log1p).unwrap()[0], 16f32.ln());
+    assert_eq!(open_file(&path, 3).unwrap().labels("unitPar").unwrap(), [0.1, 0.2, 0.3]);
     let ints: Vec<i16> = (0..4 * 27).collect();
     let path = folder.path().join("lbann16.hdf5");
     write(&path, [4, 3, 3, 3], &ints, &[0.1f32]);
@@ -70,14 +70,14 @@ fn int16_is_exact() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ints.hdf5");
     write(&path, [1, 1, 3, 1], &[-1i16, 0, 32767], &[0.0f32]);
-    let file = VolumeFile::open(&path, "full", ChannelAxis::Last, 0).unwrap();
-    assert_eq!(file.read_raw::<i16>(whole(&file)).unwrap(), [-1, 0, 32767]);
-    assert_eq!(read(&file, whole(&file), Transform::Identity).unwrap(), [-1.0, 0.0, 32767.0]);
-    let counts = read(&file, Hyperslab { start: [0, 0, 1], extent: [1, 1, 2] }, Transform::Log1p).unwrap();
+    let file = open_file(&path, 0).unwrap().volume("full", ChannelAxis::Last).unwrap();
+    assert_eq!(file.read_raw::<i16>(whole(&*file)).unwrap(), [-1, 0, 32767]);
+    assert_eq!(read(&*file, whole(&*file), Transform::Identity).unwrap(), [-1.0, 0.0, 32767.0]);
+    let counts = read(&*file, IndexBox { start: [0, 0, 1], extent: [1, 1, 2] }, Transform::Log1p).unwrap();
     assert_eq!(counts, [0.0, 10.397_207_7f64 as f32]);
-    let error = read(&file, whole(&file), Transform::Log1p).unwrap_err();
+    let error = read(&*file, whole(&*file), Transform::Log1p).unwrap_err();
     assert_eq!(error, DataError::Negative { at: file.at(), position: [0; 4], value: -1.0 });
-    assert!(matches!(file.read_raw::<f32>(whole(&file)), Err(DataError::Type { .. })));
+    assert!(matches!(file.read_raw::<f32>(whole(&*file)), Err(DataError::Type { .. })));
 }
 
 #[test]
@@ -87,13 +87,13 @@ fn every_plane_is_read_when_ranks_do_not_divide() {
     let values: Vec<i16> = (0..10 * 2 * 2 * 4).map(|i| i / 16).collect();
     write(&path, [10, 2, 2, 4], &values, &[0.0f32]);
     let file = open(&path);
-    let slabs: Vec<Vec<i16>> = (0..4)
-        .map(|coord| BlockSpec { ranks: [4, 1, 1], coords: [coord, 0, 0] }.slab(file.shape().extent))
-        .map(|slab| file.read_raw(slab).unwrap())
+    let blocks: Vec<Vec<i16>> = (0..4)
+        .map(|coord| common::rank([4, 1, 1], [coord, 0, 0]).block(file.shape().extent))
+        .map(|bounds| file.read_raw(bounds).unwrap())
         .collect();
-    assert_eq!(slabs.iter().map(|slab| slab.len() / 16).collect::<Vec<_>>(), [3, 3, 2, 2]);
+    assert_eq!(blocks.iter().map(|bounds| bounds.len() / 16).collect::<Vec<_>>(), [3, 3, 2, 2]);
     // The column of channel 0 at height 0, width 0.
-    let column = slabs.iter().flat_map(|slab| slab[..slab.len() / 4].iter().step_by(4));
+    let column = blocks.iter().flat_map(|bounds| bounds[..bounds.len() / 4].iter().step_by(4));
     assert_eq!(column.map(|v| i32::from(*v)).sum::<i32>(), 45);
 }
 
@@ -103,34 +103,30 @@ fn blocks_tile_the_volume() {
     let path = folder.path().join("odd.hdf5");
     counter(&path, [5, 7, 6, 3]);
     let file = open(&path);
-    let all: Vec<i16> = file.read_raw(whole(&file)).unwrap();
+    let all: Vec<i16> = file.read_raw(whole(&*file)).unwrap();
     for coords in (0..12).map(|i| [i / 6, i / 2 % 3, i % 2]) {
-        let slab = BlockSpec { ranks: [2, 3, 2], coords }.slab([5, 7, 6]);
-        let [d, h, w] = slab.extent;
-        let block: Vec<i16> = file.read_raw(slab).unwrap();
+        let bounds = common::rank([2, 3, 2], coords).block([5, 7, 6]);
+        let [d, h, w] = bounds.extent;
+        let block: Vec<i16> = file.read_raw(bounds).unwrap();
         for (i, value) in block.iter().enumerate() {
-            let place = [i / (d * h * w), slab.start[0] + i / (h * w) % d, slab.start[1] + i / w % h, slab.start[2] + i % w];
+            let place = [i / (d * h * w), bounds.start[0] + i / (h * w) % d, bounds.start[1] + i / w % h, bounds.start[2] + i % w];
             assert_eq!(*value, all[((place[0] * 5 + place[1]) * 7 + place[2]) * 6 + place[3]]);
         }
     }
 }
 
 #[test]
-fn small_calls_and_reused_buffers_read_the_same() {
+fn reused_buffers_read_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("counter.hdf5");
     counter(&path, [6, 5, 7, 4]);
-    let slab = Hyperslab { start: [1, 0, 2], extent: [4, 5, 3] };
-    let expected: Vec<i16> = open(&path).read_raw(slab).unwrap();
-    for cap in [64, 1, 1000] {
-        assert_eq!(open(&path).with_call_bytes(cap).read_raw::<i16>(slab).unwrap(), expected);
-    }
-    let (mut scratch, mut out) = (Scratch::default(), Vec::new());
+    let bounds = IndexBox { start: [1, 0, 2], extent: [4, 5, 3] };
+    let (mut scratch, mut out) = (Vec::new(), Vec::new());
     let file = open(&path);
-    for slab in [whole(&file), slab, whole(&file)] {
-        file.read(slab, Transform::Identity, &mut scratch, &mut out).unwrap();
-        assert!(out.iter().zip(file.read_raw::<i16>(slab).unwrap()).all(|(a, b)| *a == f32::from(b)));
-        assert_eq!(out.len(), 4 * slab.voxels());
+    for bounds in [whole(&*file), bounds, whole(&*file)] {
+        file.read(bounds, Transform::Identity, &mut scratch, &mut out).unwrap();
+        assert!(out.iter().zip(file.read_raw::<i16>(bounds).unwrap()).all(|(a, b)| *a == f32::from(b)));
+        assert_eq!(out.len(), 4 * bounds.voxels());
     }
 }
 
@@ -140,16 +136,16 @@ fn threads_read_one_file() {
     let path = folder.path().join("counter.hdf5");
     counter(&path, [8, 8, 8, 4]);
     let shared = open(&path);
-    let all: Vec<i16> = shared.read_raw(whole(&shared)).unwrap();
+    let all: Vec<i16> = shared.read_raw(whole(&*shared)).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let (shared, all, path) = (&shared, &all, &path);
             scope.spawn(move || {
                 for i in 0..50 {
                     let start = [i % 8, (i + thread) % 8, (3 * i) % 8];
-                    let slab = Hyperslab { start, extent: [1, 1, 1] };
+                    let bounds = IndexBox { start, extent: [1, 1, 1] };
                     let own = (i % 2 == 0).then(|| open(path));
-                    let voxel: Vec<i16> = own.as_ref().unwrap_or(shared).read_raw(slab).unwrap();
+                    let voxel: Vec<i16> = own.as_ref().unwrap_or(shared).read_raw(bounds).unwrap();
                     let expected = (0..4).map(|c| all[((c * 8 + start[0]) * 8 + start[1]) * 8 + start[2]]);
                     assert_eq!(voxel, expected.collect::<Vec<_>>());
                 }
@@ -169,7 +165,7 @@ fn compressed_chunks_are_read() {
         builder.create("full").unwrap().write_raw(&values).unwrap();
     }
     let file = open(&path);
-    let voxel = file.read_raw::<i16>(Hyperslab { start: [5, 2, 7], extent: [1; 3] }).unwrap();
+    let voxel = file.read_raw::<i16>(IndexBox { start: [5, 2, 7], extent: [1; 3] }).unwrap();
     let first = ((5 * 8 + 2) * 8 + 7) * 4;
     assert_eq!(voxel, [first, first + 1, first + 2, first + 3]);
 }
@@ -254,10 +250,10 @@ fn values_that_cannot_be() {
     let mut counts = vec![0i16; 2 * 3 * 4 * 2];
     counts[((3 + 2) * 4 + 3) * 2 + 1] = -7;
     write(&path("negative.hdf5"), [2, 3, 4, 2], &counts, &[0.5f32]);
-    let file = VolumeFile::open(&path("negative.hdf5"), "full", ChannelAxis::Last, 3).unwrap();
+    let file = open_file(&path("negative.hdf5"), 3).unwrap().volume("full", ChannelAxis::Last).unwrap();
     // The position is the one in the whole volume, whatever the block.
-    let block = Hyperslab { start: [1, 1, 2], extent: [1, 2, 2] };
-    let text = read(&file, block, Transform::Log1p).unwrap_err().to_string();
+    let block = IndexBox { start: [1, 1, 2], extent: [1, 2, 2] };
+    let text = read(&*file, block, Transform::Log1p).unwrap_err().to_string();
     assert!(text.contains("found -7 at channel 1, depth 1, height 2, width 3"), "{text}");
 
     for (bad, found) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (f32::NEG_INFINITY, "-inf"), (-0.5, "-0.5")] {
@@ -268,10 +264,10 @@ fn values_that_cannot_be() {
         assert!(text.contains(&format!("found {found} at channel 1, depth 1, height 1, width 2")), "{text}");
     }
     let file = open(&path("floats.hdf5"));
-    assert_eq!(read(&file, whole(&file), Transform::Identity).unwrap()[41], -0.5);
-    let outside = Hyperslab { start: [0, 0, 2], extent: [1, 1, 2] };
-    assert!(matches!(read(&file, outside, Transform::Log1p), Err(DataError::Block { volume: [3, 3, 3], .. })));
-    let far = Hyperslab { start: [usize::MAX, 0, 0], extent: [1; 3] };
+    assert_eq!(read(&*file, whole(&*file), Transform::Identity).unwrap()[41], -0.5);
+    let outside = IndexBox { start: [0, 0, 2], extent: [1, 1, 2] };
+    assert!(matches!(read(&*file, outside, Transform::Log1p), Err(DataError::Block { volume: [3, 3, 3], .. })));
+    let far = IndexBox { start: [usize::MAX, 0, 0], extent: [1; 3] };
     assert!(matches!(file.read_raw::<f32>(far), Err(DataError::Block { .. })));
 }
 
@@ -319,7 +315,7 @@ fn damaged_insides() {
     assert!(text.contains("dataset 'full': reading failed") && text.contains("; rewrite it with gzip"), "{text}");
     // The other chunks are whole.
     let file = open(&path);
-    assert_eq!(file.read_raw::<i16>(Hyperslab { start: [15; 3], extent: [1; 3] }).unwrap(), values[values.len() - 4..]);
+    assert_eq!(file.read_raw::<i16>(IndexBox { start: [15; 3], extent: [1; 3] }).unwrap(), values[values.len() - 4..]);
 
     let path = folder.path().join("meta.hdf5");
     counter(&path, [8, 8, 8, 4]);
@@ -347,7 +343,7 @@ fn files_that_differ_from_the_first() {
     assert_eq!(dataset(files).try_get(9).unwrap_err(), DataError::Index { rank: 3, index: 9, len: 3 });
 
     write(&other, [4, 4, 5, 2], &[0i16; 160], &[0.0f32]);
-    let new = |files, cubic| CosmoFlowDataset::new(files, BlockSpec::WHOLE, 3, DatasetOptions { cubic, ..DatasetOptions::default() });
+    let new = |files, cubic| CosmoFlowDataset::new(files, common::WHOLE, CosmoFlowOptions { cubic, ..CosmoFlowOptions::default() });
     let error = new(vec![other.clone()], true).unwrap_err().to_string();
     assert!(error.contains("expected equal extents") && error.contains("[2, 4, 4, 5]"), "{error}");
     assert_eq!(new(vec![other], false).unwrap().shape().extent, [4, 4, 5]);

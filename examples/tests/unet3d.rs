@@ -7,7 +7,7 @@ use burn_spatial_examples::common::{Error, checkpoint, compare, ranks};
 use burn_spatial_examples::unet3d::cli::{Cli, Command, TrainArgs};
 use burn_spatial_examples::unet3d::train::{self, Outcome};
 use burn_spatial_examples::unet3d::{evaluate, predict, synth};
-use burn_spatial_io::{ChannelAxis, Hyperslab, VolumeFile};
+use burn_spatial_io::open_file;
 use burn_spatial_models::weights::read_safetensors;
 use clap::Parser;
 use tempfile::TempDir;
@@ -279,9 +279,8 @@ fn a_trained_network_reports_is_tested_and_predicts() {
         let differ = other.iter().zip(&predictions[0]).filter(|(a, b)| a != b).count();
         assert!(differ <= 2, "{differ} voxels differ");
     }
-    let volume = VolumeFile::open(&input, "volume", ChannelAxis::Optional, 0).unwrap();
-    let slab = Hyperslab { start: [0; 3], extent: [13; 3] };
-    let truth = volume.classes("segmentation", slab, 3, None).unwrap();
+    let classes = open_file(&input, 0).unwrap().segmentation("segmentation").unwrap();
+    let truth = classes.read_classes(classes.shape().whole(), 3, None, &mut Vec::new()).unwrap();
     let right = predictions[0].iter().zip(&truth).filter(|(a, b)| i32::from(**a) == **b).count();
     assert!(right > truth.len() / 2, "{right} of {} voxels are right", truth.len());
 }

@@ -141,20 +141,21 @@ fn files_have_the_public_layout() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3, "no partial file stays");
 
     let made = universe(&config, 5).unwrap();
-    let file = crate::VolumeFile::open(&paths[1], "full", crate::ChannelAxis::Auto, 0).unwrap();
-    assert_eq!(file.shape(), crate::VolumeShape { channels: 4, extent: [8; 3] });
+    let file = crate::open_file(&paths[1], 0).unwrap();
+    let volume = file.volume("full", crate::ChannelAxis::Auto).unwrap();
+    assert_eq!(volume.shape(), crate::VolumeShape { channels: 4, extent: [8; 3] });
     assert_eq!(file.labels("unitPar").unwrap(), made.unit);
     assert_eq!(file.floats("physPar").unwrap().unwrap(), made.physical);
     assert_eq!(file.floats("redshifts").unwrap().unwrap(), [0.0, 0.5, 1.5, 3.0]);
     assert_eq!(file.names("namePar").unwrap().unwrap(), ["Omega_m", "sigma_8", "N_spec", "H_0"]);
-    let raw = file.read_raw::<i16>(crate::Hyperslab { start: [0; 3], extent: [8; 3] }).unwrap();
+    let raw = volume.read_raw::<i16>(volume.shape().whole()).unwrap();
     assert!((0..4).all(|c| (0..512).all(|v| raw[c * 512 + v] == made.counts[v * 4 + c])));
     let open = hdf5::File::open(&paths[1]).unwrap();
     assert_eq!(open.attr("dataset_tag").unwrap().read_scalar::<FixedAscii<8>>().unwrap().as_str(), "4parE");
     assert_eq!(open.attr("seed9").unwrap().read_scalar::<i64>().unwrap(), 2);
     assert_eq!(open.attr("universe_tag").unwrap().read_scalar::<FixedAscii<48>>().unwrap().as_str(), "synth_s2-5");
     drop(open);
-    drop(file);
+    drop((file, volume));
 
     // The same settings give the same bytes.
     let before = fs::read(&paths[1]).unwrap();

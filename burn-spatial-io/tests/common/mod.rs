@@ -3,7 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use burn_spatial_io::{BlockSpec, ChannelAxis, CosmoFlowDataset, DatasetOptions, Hyperslab, VolumeFile};
+use burn_spatial::mesh::Grid;
+use burn_spatial_io::{ChannelAxis, CosmoFlowDataset, CosmoFlowOptions, GridRank, IndexBox, VolumeReader, open_file};
 use hdf5_metno as hdf5;
 
 /// A file with the volume `full` of `shape` and, unless empty, the labels `unitPar`.
@@ -33,16 +34,25 @@ pub fn set(folder: &Path, count: usize, n: usize) -> Vec<PathBuf> {
         .collect()
 }
 
-pub fn open(path: &Path) -> VolumeFile {
-    VolumeFile::open(path, "full", ChannelAxis::Auto, 3).unwrap()
+pub fn open(path: &Path) -> Box<dyn VolumeReader> {
+    open_file(path, 3).and_then(|file| file.volume("full", ChannelAxis::Auto)).unwrap()
 }
 
-pub fn whole(file: &VolumeFile) -> Hyperslab {
-    Hyperslab { start: [0; 3], extent: file.shape().extent }
+pub fn whole(file: &dyn VolumeReader) -> IndexBox {
+    file.shape().whole()
+}
+
+/// Rank 3 of ranks that read whole volumes.
+pub const WHOLE: GridRank = GridRank { grid: Grid::ONE, rank: 3 };
+
+/// The rank at `coords` of depth, height and width.
+pub fn rank([d, h, w]: [usize; 3], [i, j, k]: [usize; 3]) -> GridRank {
+    let grid = Grid([1, d, h, w]);
+    GridRank { grid, rank: grid.rank([0, i, j, k]) }
 }
 
 pub fn dataset(files: Vec<PathBuf>) -> CosmoFlowDataset {
-    CosmoFlowDataset::new(files, BlockSpec::WHOLE, 3, DatasetOptions::default()).unwrap()
+    CosmoFlowDataset::new(files, WHOLE, CosmoFlowOptions::default()).unwrap()
 }
 
 /// A file with `volume`, every voxel its place, and `segmentation` of `shape`.

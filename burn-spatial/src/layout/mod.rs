@@ -5,6 +5,7 @@
 //! dimension and axis by axis.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn_std::Shape;
@@ -283,6 +284,15 @@ impl Layout {
         Shape::from(self.dims.iter().map(|axes| extent(axes)).collect::<Vec<_>>())
     }
 
+    /// What the rank at `coords` holds of dimension `dim`, in global indices; all of it where it is not split. `None` where
+    /// that is no range: a factor other than the first of the dimension is split.
+    pub fn owned(&self, dim: usize, coords: [usize; 4]) -> Option<Range<usize>> {
+        let Some((first, inner)) = self.dims[dim].split_first() else { return Some(0..1) };
+        let (start, end) = first.owned(coords);
+        let run = extent(inner);
+        inner.iter().all(|axis| axis.as_split().is_none()).then(|| start * run..end * run)
+    }
+
     /// Shape of what the rank at `coords` stores.
     pub fn local_shape(&self, coords: [usize; 4]) -> Shape {
         Shape::from(self.dims.iter().map(|axes| axes.iter().map(|a| a.local(coords)).product()).collect::<Vec<usize>>())
@@ -415,6 +425,23 @@ mod tests {
         let flat = ((starts[0] * 2048 + starts[1]) * 2048 + starts[2]) * 2048 + starts[3];
         assert_eq!(flat, 416_613_925_888);
         assert!(flat > u32::MAX as usize);
+    }
+
+    #[test]
+    fn the_block_of_a_rank_is_a_box() {
+        let grid = Grid([2, 4, 2, 1]);
+        let owned = |shape: &[usize], coords| {
+            let layout = Layout::volume(shape, grid);
+            (0..shape.len()).map(|dim| layout.owned(dim, coords).unwrap()).collect::<Vec<_>>()
+        };
+        // Fewer planes than ranks, and one sample for two groups: every rank has all of them.
+        assert_eq!(owned(&[1, 3, 2, 5, 3], [1, 3, 1, 0]), [0..1, 0..3, 0..2, 3..5, 0..3]);
+        assert_eq!(owned(&[5, 1, 10, 2, 1], [0, 2, 1, 0]), [0..3, 0..1, 6..8, 1..2, 0..1]);
+        assert_eq!(Layout::volume(&[3], grid).owned(0, [1, 0, 0, 0]), Some(2..3));
+        let depth = Axis::split(MeshAxis::Depth, vec![0, 1, 2, 3, 6]);
+        let runs = Layout::new(vec![vec![depth.clone(), Axis::full(5)], vec![Axis::full(2)]]);
+        assert_eq!(runs.owned(0, [0, 3, 0, 0]), Some(15..30));
+        assert_eq!(Layout::new(vec![vec![Axis::full(5), depth]]).owned(0, [0; 4]), None);
     }
 
     #[test]

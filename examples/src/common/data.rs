@@ -1,14 +1,10 @@
-//! Data on the grid.
+//! What the programs do with data.
 
 use std::path::{Path, PathBuf};
 
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::DType;
 use burn_spatial::comm::ReduceOp;
-use burn_spatial::layout::{Axis, balanced_offsets};
-use burn_spatial::mesh::MeshAxis;
-use burn_spatial::place::{self, SpatialBackend};
-use burn_spatial::{Grid, Layout};
-use burn_spatial_io::{BlockSpec, DataError, Place, Scratch, Transform, VolumeFile, VolumeShape};
+use burn_spatial_io::{DataError, GridRank, Transform, VolumeReader, VolumeShape};
 use serde::{Deserialize, Serialize};
 
 use super::Error;
@@ -36,19 +32,19 @@ impl Scaling {
         rank: &Rank,
         files: &[PathBuf],
         transform: Transform,
-        open: impl Fn(&Path) -> Result<VolumeFile, DataError>,
+        open: impl Fn(&Path) -> Result<Box<dyn VolumeReader>, DataError>,
     ) -> Result<Scaling, Error> {
         // Count, then sum and sum of squares of each channel.
         let mut sums = Vec::new();
-        let (mut scratch, mut read) = (Scratch::default(), Vec::new());
+        let (mut scratch, mut read) = (Vec::new(), Vec::new());
         for path in files.iter().take(MEASURED) {
             let file = open(path)?;
             let shape = file.shape();
-            let slab = BlockSpec::of(&rank.mesh).slab(shape.extent);
-            file.read(slab, transform, &mut scratch, &mut read)?;
+            let bounds = GridRank::of(&rank.mesh).block(shape.extent);
+            file.read(bounds, transform, &mut scratch, &mut read)?;
             sums.resize(1 + 2 * shape.channels, 0.0f64);
-            sums[0] += slab.voxels() as f64;
-            for (channel, voxels) in read.chunks(slab.voxels()).enumerate() {
+            sums[0] += bounds.voxels() as f64;
+            for (channel, voxels) in read.chunks(bounds.voxels()).enumerate() {
                 sums[1 + 2 * channel] += voxels.iter().map(|v| f64::from(*v)).sum::<f64>();
                 sums[2 + 2 * channel] += voxels.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
             }
@@ -74,42 +70,6 @@ impl Scaling {
         for (voxels, (mean, deviation)) in block.chunks_mut(voxels).zip(self.mean.iter().zip(&self.deviation)) {
             voxels.iter_mut().for_each(|v| *v = (*v - mean) / deviation);
         }
-    }
-}
-
-/// Places blocks on a grid.
-#[derive(Clone, Copy, Debug)]
-pub struct OnGrid(pub Grid);
-
-impl<B: SpatialBackend> Place<B> for OnGrid {
-    fn place<const D: usize>(
-        &self,
-        local: TensorData,
-        global: [usize; D],
-        split: [Option<MeshAxis>; D],
-        device: &B::Device,
-    ) -> Tensor<B, D> {
-        place::from_local(local, self.layout(global, split), device)
-    }
-
-    fn place_int<const D: usize>(
-        &self,
-        local: TensorData,
-        global: [usize; D],
-        split: [Option<MeshAxis>; D],
-        device: &B::Device,
-    ) -> Tensor<B, D, Int> {
-        place::from_local_int(local, self.layout(global, split), device)
-    }
-}
-
-impl OnGrid {
-    fn layout<const D: usize>(&self, global: [usize; D], split: [Option<MeshAxis>; D]) -> Layout {
-        let axis = |(extent, split): (usize, Option<MeshAxis>)| match split {
-            Some(axis) => vec![Axis::split(axis, balanced_offsets(extent, self.0.size(axis)))],
-            None => vec![Axis::full(extent)],
-        };
-        Layout::try_new(global.into_iter().zip(split).map(axis).collect()).expect("each axis of the grid is given once")
     }
 }
 

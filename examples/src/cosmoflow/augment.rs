@@ -1,7 +1,7 @@
 //! Views of a box that leave its parameters the same, exact on any grid: a rank reads the voxels that its block of
 //! the transformed box consists of.
 
-use burn_spatial_io::Hyperslab;
+use burn_spatial_io::IndexBox;
 
 /// What is done to boxes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -36,7 +36,7 @@ pub struct Part {
     /// Offset in the block.
     pub at: [usize; 3],
     /// What to read, along the axes of the file.
-    pub slab: Hyperslab,
+    pub bounds: IndexBox,
 }
 
 impl View {
@@ -60,8 +60,8 @@ impl View {
     }
 
     /// What to read for the block `block` of the view of a cube of `extent` voxels along each edge.
-    pub fn parts(&self, block: Hyperslab, extent: usize) -> Vec<Part> {
-        let mut parts = vec![Part { at: [0; 3], slab: Hyperslab { start: [0; 3], extent: [0; 3] } }];
+    pub fn parts(&self, block: IndexBox, extent: usize) -> Vec<Part> {
+        let mut parts = vec![Part { at: [0; 3], bounds: IndexBox { start: [0; 3], extent: [0; 3] } }];
         for axis in 0..3 {
             let pieces = self.pieces(axis, block.start[axis], block.extent[axis], extent);
             parts = parts
@@ -70,8 +70,8 @@ impl View {
                     pieces.iter().map(|(at, start, length)| {
                         let mut part = *part;
                         part.at[axis] = *at;
-                        part.slab.start[self.axes[axis]] = *start;
-                        part.slab.extent[self.axes[axis]] = *length;
+                        part.bounds.start[self.axes[axis]] = *start;
+                        part.bounds.extent[self.axes[axis]] = *length;
                         part
                     })
                 })
@@ -99,12 +99,12 @@ impl View {
     /// Puts `read`, the voxels of `part` as `[channels, ...]` along the axes of the file, into `block`, which is
     /// `[channels, extent..]`.
     pub fn put(&self, part: &Part, read: &[f32], block: &mut [f32], extent: [usize; 3]) {
-        let stored = part.slab.extent;
+        let stored = part.bounds.extent;
         let strides = [stored[1] * stored[2], stored[2], 1];
         let own = self.axes.map(|axis| stored[axis]);
-        let channels = read.len() / part.slab.voxels().max(1);
+        let channels = read.len() / part.bounds.voxels().max(1);
         for c in 0..channels {
-            let read = &read[c * part.slab.voxels()..];
+            let read = &read[c * part.bounds.voxels()..];
             for d in 0..own[0] {
                 for h in 0..own[1] {
                     let to = ((c * extent[0] + part.at[0] + d) * extent[1] + part.at[1] + h) * extent[2] + part.at[2];
@@ -133,18 +133,19 @@ fn mix(value: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn_spatial_io::BlockSpec;
+    use burn_spatial::Grid;
+    use burn_spatial_io::GridRank;
 
     const EXTENT: usize = 5;
 
     /// Channel 0 holds the flat index, channel 1 its negative.
-    fn stored(slab: Hyperslab) -> Vec<f32> {
+    fn stored(bounds: IndexBox) -> Vec<f32> {
         let mut read = Vec::new();
         for sign in [1.0, -1.0] {
-            for d in 0..slab.extent[0] {
-                for h in 0..slab.extent[1] {
-                    for w in 0..slab.extent[2] {
-                        let [d, h, w] = [slab.start[0] + d, slab.start[1] + h, slab.start[2] + w];
+            for d in 0..bounds.extent[0] {
+                for h in 0..bounds.extent[1] {
+                    for w in 0..bounds.extent[2] {
+                        let [d, h, w] = [bounds.start[0] + d, bounds.start[1] + h, bounds.start[2] + w];
                         read.push(sign * ((d * EXTENT + h) * EXTENT + w) as f32);
                     }
                 }
@@ -153,10 +154,10 @@ mod tests {
         read
     }
 
-    fn block(view: View, slab: Hyperslab) -> Vec<f32> {
-        let mut block = vec![f32::NAN; 2 * slab.voxels()];
-        for part in view.parts(slab, EXTENT) {
-            view.put(&part, &stored(part.slab), &mut block, slab.extent);
+    fn block(view: View, bounds: IndexBox) -> Vec<f32> {
+        let mut block = vec![f32::NAN; 2 * bounds.voxels()];
+        for part in view.parts(bounds, EXTENT) {
+            view.put(&part, &stored(part.bounds), &mut block, bounds.extent);
         }
         block
     }
@@ -165,7 +166,7 @@ mod tests {
     fn blocks_are_parts_of_one_view() {
         for id in 0..40 {
             let view = View::draw(Symmetry::Periodic, 3, 1, id, EXTENT);
-            let whole = block(view, Hyperslab { start: [0; 3], extent: [EXTENT; 3] });
+            let whole = block(view, IndexBox { start: [0; 3], extent: [EXTENT; 3] });
             for (i, value) in whole[..125].iter().enumerate() {
                 let place = [i / 25, i / 5 % 5, i % 5];
                 let mut from = [0; 3];
@@ -175,13 +176,15 @@ mod tests {
                 }
                 assert_eq!(*value, ((from[0] * 5 + from[1]) * 5 + from[2]) as f32, "{view:?}");
             }
+            let grid = Grid([1, 2, 2, 2]);
+            let rank = |[d, h, w]: [usize; 3]| GridRank { grid, rank: grid.rank([0, d, h, w]) };
             for coords in [[0, 0, 0], [1, 0, 1], [1, 1, 0], [0, 1, 1]] {
-                let slab = BlockSpec { ranks: [2, 2, 2], coords }.slab([EXTENT; 3]);
-                let part = block(view, slab);
-                let [n0, n1, n2] = slab.extent;
+                let bounds = rank(coords).block([EXTENT; 3]);
+                let part = block(view, bounds);
+                let [n0, n1, n2] = bounds.extent;
                 for (i, value) in part.iter().enumerate() {
                     let (c, d, h, w) = (i / (n0 * n1 * n2), i / (n1 * n2) % n0, i / n2 % n1, i % n2);
-                    let at = ((c * 5 + slab.start[0] + d) * 5 + slab.start[1] + h) * 5 + slab.start[2] + w;
+                    let at = ((c * 5 + bounds.start[0] + d) * 5 + bounds.start[1] + h) * 5 + bounds.start[2] + w;
                     assert_eq!(*value, whole[at]);
                 }
             }

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use burn_spatial::comm::Alive;
 use burn_spatial::place::SpatialBackend;
 use burn_spatial_io::{
-    BlockSpec, ChannelAxis, CosmoFlowBatch, DataError, DataGroup, Hyperslab, Loader, LoaderOptions, Sample, SampleSource, Scratch,
-    Transform, VolumeBatcher, VolumeFile, list_files, split_files,
+    ChannelAxis, CosmoFlowBatch, DataError, GridRank, Loader, LoaderOptions, PlaceOnMesh, Sample, SampleSource, Transform, VolumeBatcher,
+    list_files, open_file, split_files,
 };
 use serde::{Deserialize, Serialize};
 
 use super::augment::{Symmetry, View};
 use crate::common::cli::TestArgs;
-use crate::common::data::{OnGrid, Scaling, differs};
+use crate::common::data::{Scaling, differs};
 use crate::common::ranks::{Rank, long_on_first};
 use crate::common::{Error, exact};
 
@@ -68,8 +68,8 @@ impl Universes {
         let mut shape = None;
         let (mut names, mut labels) = (Vec::new(), Vec::new());
         for path in &files {
-            let file = VolumeFile::open(path, VOLUME, ChannelAxis::Auto, 0)?;
-            let own = file.shape();
+            let file = open_file(path, 0)?;
+            let own = file.volume(VOLUME, ChannelAxis::Auto)?.shape();
             let [d, h, w] = own.extent;
             if d != h || h != w {
                 return Err(Error::Usage(format!("{}: CosmoFlow reads cubes, not {d} x {h} x {w} voxels", path.display())));
@@ -155,7 +155,7 @@ impl Universes {
     /// # Errors
     /// [`Error::Data`] when a universe cannot be read.
     pub fn scaling(&self, rank: &Rank) -> Result<Scaling, Error> {
-        let open = |path: &Path| VolumeFile::open(path, VOLUME, ChannelAxis::Auto, rank.mesh.rank());
+        let open = |path: &Path| open_file(path, rank.mesh.rank())?.volume(VOLUME, ChannelAxis::Auto);
         Scaling::measure(rank, &self.files, Transform::Log1p, open)
     }
 
@@ -172,12 +172,11 @@ impl Universes {
             universes: Arc::new(self.clone()),
             columns: targets.columns.clone(),
             scaling: scaling.clone(),
-            block: BlockSpec::of(&rank.mesh),
-            rank: rank.mesh.rank(),
+            rank: GridRank::of(&rank.mesh),
             view,
         };
-        let batcher = VolumeBatcher::new(&rank.mesh, OnGrid(rank.mesh.grid()));
-        Loader::new(source, batcher, options, DataGroup::of(&rank.mesh), rank.device.clone())
+        let batcher = VolumeBatcher::new(&rank.mesh, PlaceOnMesh);
+        Loader::new(source, batcher, options, GridRank::of(&rank.mesh), rank.device.clone())
     }
 }
 
@@ -186,8 +185,7 @@ struct Blocks {
     universes: Arc<Universes>,
     columns: Vec<usize>,
     scaling: Scaling,
-    block: BlockSpec,
-    rank: usize,
+    rank: GridRank,
     /// The symmetry, the seed and the epoch.
     view: Option<(Symmetry, u64, u64)>,
 }
@@ -195,18 +193,18 @@ struct Blocks {
 impl SampleSource for Blocks {
     fn try_get(&self, index: usize) -> Result<Sample, DataError> {
         let Universes { files, channels, width, labels, .. } = &*self.universes;
-        let path = files.get(index).ok_or(DataError::Index { rank: self.rank, index, len: files.len() })?;
-        let file = VolumeFile::open(path, VOLUME, ChannelAxis::Auto, self.rank)?;
-        let slab: Hyperslab = self.block.slab([*width; 3]);
+        let path = files.get(index).ok_or(DataError::Index { rank: self.rank.rank, index, len: files.len() })?;
+        let file = open_file(path, self.rank.rank)?.volume(VOLUME, ChannelAxis::Auto)?;
+        let bounds = self.rank.block([*width; 3]);
         let view = self.view.map_or(View::STORED, |(symmetry, seed, epoch)| View::draw(symmetry, seed, epoch, index, *width));
-        let mut block = vec![0.0; channels * slab.voxels()];
-        let (mut scratch, mut read) = (Scratch::default(), Vec::new());
-        for part in view.parts(slab, *width) {
-            file.read(part.slab, Transform::Log1p, &mut scratch, &mut read)?;
-            view.put(&part, &read, &mut block, slab.extent);
+        let mut block = vec![0.0; channels * bounds.voxels()];
+        let (mut scratch, mut read) = (Vec::new(), Vec::new());
+        for part in view.parts(bounds, *width) {
+            file.read(part.bounds, Transform::Log1p, &mut scratch, &mut read)?;
+            view.put(&part, &read, &mut block, bounds.extent);
         }
         self.scaling.apply(&mut block);
-        let [d, h, w] = slab.extent;
+        let [d, h, w] = bounds.extent;
         Ok(Sample {
             id: index,
             block,

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use burn_spatial::comm::Alive;
 use burn_spatial::place::SpatialBackend;
 use burn_spatial_io::{
-    BlockSpec, DataError, DataGroup, Loader, LoaderOptions, Sample, SampleSource, SegmentationBatch, SegmentationDataset,
+    DataError, GridRank, Loader, LoaderOptions, PlaceOnMesh, Sample, SampleOptions, SampleSource, SegmentationBatch, SegmentationDataset,
     SegmentationOptions, Transform, VolumeBatcher, list_files, split_files,
 };
 use serde::{Deserialize, Serialize};
 
 use super::cli::FileArgs;
 use crate::common::cli::TestArgs;
-use crate::common::data::{OnGrid, Scaling, differs};
+use crate::common::data::{Scaling, differs};
 use crate::common::ranks::{Rank, long_on_first, on_all};
 use crate::common::{Device, Error};
 
@@ -93,7 +93,7 @@ impl Volumes {
     /// # Errors
     /// [`Error::Data`] when a volume cannot be read.
     pub fn scaling(&self, rank: &Rank) -> Result<Scaling, Error> {
-        Scaling::measure(rank, &self.files, Transform::Identity, |path| self.options.open(path, rank.mesh.rank()))
+        Scaling::measure(rank, &self.files, Transform::Identity, |path| self.options.volume(&*self.options.open(path, rank.mesh.rank())?))
     }
 
     /// The batches of this rank. Collective.
@@ -106,11 +106,10 @@ impl Volumes {
         scaling: &Scaling,
         options: LoaderOptions,
     ) -> Result<Loader<B, SegmentationBatch<B>>, Error> {
-        let block = BlockSpec::of(&rank.mesh);
-        let blocks = SegmentationDataset::new(self.files.clone(), block, rank.mesh.rank(), self.options.clone());
+        let blocks = SegmentationDataset::new(self.files.clone(), GridRank::of(&rank.mesh), self.options.clone());
         let source = Scaled { blocks: on_all(rank.world(), blocks.map_err(Error::from))?, scaling: scaling.clone() };
-        let batcher = VolumeBatcher::new(&rank.mesh, OnGrid(rank.mesh.grid()));
-        Ok(Loader::new(source, batcher, options, DataGroup::of(&rank.mesh), rank.device.clone()))
+        let batcher = VolumeBatcher::new(&rank.mesh, PlaceOnMesh);
+        Ok(Loader::new(source, batcher, options, GridRank::of(&rank.mesh), rank.device.clone()))
     }
 }
 

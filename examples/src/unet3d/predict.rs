@@ -2,15 +2,14 @@
 
 use burn::module::AutodiffModule;
 use burn::tensor::{Int, Tensor, TensorData};
-use burn_spatial::mesh::MeshAxis;
 use burn_spatial::{Layout, place};
-use burn_spatial_io::{BlockSpec, ChannelAxis, Place, Scratch, Transform, VolumeFile, write_volume};
+use burn_spatial_io::{ChannelAxis, GridRank, Transform, open_file, write_volume};
 
 use super::cli::PredictArgs;
 use super::evaluate::fits;
 use super::plot::{self, Slice};
 use super::train::Segmentation;
-use crate::common::data::{OnGrid, make_folder};
+use crate::common::data::make_folder;
 use crate::common::ranks::{Rank, on_all, on_first};
 use crate::common::{Error, Inner, checkpoint};
 
@@ -23,29 +22,23 @@ pub const FILE_NAME: &str = "prediction.hdf5";
 /// When data or checkpoint cannot be read or do not fit each other, or the results cannot be written.
 pub fn run(rank: Rank, args: &PredictArgs) -> Result<(), Error> {
     let (state, model, _) = checkpoint::load::<Segmentation>(&rank, &args.checkpoint)?;
-    let file = VolumeFile::open(&args.input, &args.volume, ChannelAxis::Optional, rank.mesh.rank());
+    let file = open_file(&args.input, rank.mesh.rank()).and_then(|file| file.volume(&args.volume, ChannelAxis::Optional));
     let file = on_all(rank.world(), file.map_err(Error::from))?;
     let shape = file.shape();
     fits(&rank, state.setup.inputs, shape.channels, &args.input)?;
     make_folder(&rank, &args.out)?;
 
-    let block = BlockSpec::of(&rank.mesh);
-    let slab = block.slab(shape.extent);
+    let bounds = GridRank::of(&rank.mesh).block(shape.extent);
     let mut voxels = Vec::new();
-    file.read(slab, Transform::Identity, &mut Scratch::default(), &mut voxels)?;
+    file.read(bounds, Transform::Identity, &mut Vec::new(), &mut voxels)?;
     state.scaling.apply(&mut voxels);
-    let ([d, h, w], [nd, nh, nw]) = (shape.extent, slab.extent);
-    let splits = block.splits(shape.extent);
-    let axis = |i: usize| splits[i].then_some(MeshAxis::SPATIAL[i]);
-    let image: Tensor<Inner, 5> = OnGrid(rank.mesh.grid()).place(
-        TensorData::new(voxels, [1, shape.channels, nd, nh, nw]),
-        [1, shape.channels, d, h, w],
-        [None, None, axis(0), axis(1), axis(2)],
-        &rank.device,
-    );
+    let ([d, h, w], [nd, nh, nw]) = (shape.extent, bounds.extent);
+    let layout = |channels| Layout::volume(&[1, channels, d, h, w], rank.mesh.grid());
+    let voxels = TensorData::new(voxels, [1, shape.channels, nd, nh, nw]);
+    let image: Tensor<Inner, 5> = place::from_local(voxels, layout(shape.channels), &rank.device);
     let classes = model.valid().forward(image.clone()).argmax(1);
     // In the blocks that are written, whatever the network made of them.
-    let classes = place::to_layout_int(classes, &Layout::volume(&[1, 1, d, h, w], rank.mesh.grid()));
+    let classes = place::to_layout_int(classes, &layout(1));
     let labels: Vec<u8> = place::local_int(classes.clone()).iter::<i64>().map(|class| class as u8).collect();
     let path = args.out.join(FILE_NAME);
     on_all(rank.world(), write_volume(&path, "segmentation", shape.extent, &labels, &rank.mesh).map_err(Error::from))?;
